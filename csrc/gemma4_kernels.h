@@ -1,0 +1,318 @@
+// The contract between the host and the kernels: one plain parameter struct a kernel, passed by value, the records and
+// slot state both sides share, the constants both sides compute with, and the table of kernel names.
+//
+// C, so that bindgen reads it as it stands. Every struct is made of pointers, 32-bit and 64-bit scalars; sizes and
+// offsets are asserted in both languages (src/model/kernels/bindings.rs is generated from this file).
+// bf16 values travel as uint16_t bit patterns here. Shapes stand beside every pointer; the last axis is contiguous.
+#ifndef GEMMA4_KERNELS_H
+#define GEMMA4_KERNELS_H
+
+#include <stdint.h>
+
+// ---- Constants of the numeric contract and of launch geometry -------------------------------------------------------
+
+enum {
+  G4_WARP = 32,
+  G4_TILE_M = 16,          // weight rows of one A fragment
+  G4_TILE_N = 8,           // tokens of one B fragment
+  G4_TILE_K = 16,          // depth of one product step
+  G4_ROW_LANES = 256,      // virtual lanes of a row reduction (numerics, section 4)
+  G4_SLAB_STEPS_MIN = 11,  // S(K) = largest of 8, 4, 2, 1 dividing n = ceil(K/16) with n / S at least this
+  G4_ROWS_DECODE_MAX = 128,   // largest bucket, and the largest token count of the small GEMM
+  G4_GEMM_THREADS = 256,
+  G4_GEMM_TILED_ROWS = 128,   // weight rows a block of the prompt GEMM
+  G4_GEMM_TILED_TOKENS = 64,  // tokens a block of the prompt GEMM
+  G4_ROW_THREADS = 256,       // threads of every one-block-a-row kernel
+  G4_ATTN_THREADS = 256,
+  G4_ATTN_ROWS = 16,          // (query, head) pairs of one attention tile; queries a tile = 16 / (heads a KV head)
+  G4_ARGMAX_TILE = 4096,      // vocabulary entries a block of the argmax
+  G4_SLOT_STOP_IDS = 16,      // stop ids a slot can hold beside the model's EOS list
+  G4_EOS_IDS = 16,            // EOS ids a model can have
+};
+
+// A record's token, when negative, is a status.
+enum {
+  G4_TOKEN_NONE = -1,       // padding row or a row that is no longer live: nothing was computed
+  G4_TOKEN_NAN = -2,        // the row's logits held a NaN
+  G4_TOKEN_MASKED = -3,     // every logit of the row is minus infinity
+  G4_TOKEN_BAD_STATE = -4,  // page -1 or a position past the limit (step rule 7): nothing was written
+};
+
+// ---- State shared by host and device --------------------------------------------------------------------------------
+
+// What a running sequence owns on the device. Uploaded whole when it enters; afterwards position, last_token,
+// output_index and live belong to the device (step rule 1).
+typedef struct G4Slot {
+  int32_t live;            // 1 while the sequence decodes; the sampler clears it on EOS, a stop id or the limit
+  int32_t position;        // position of last_token = tokens whose K and V are in the cache
+  int32_t last_token;      // token the next decode step feeds
+  int32_t output_index;    // tokens generated so far
+  int32_t output_limit;    // live is cleared when output_index reaches it
+  int32_t position_limit;  // positions granted pages at admission; a live row at or past it is a bad state
+  uint32_t generation;     // raised at each admission to the slot; copied into every record
+  int32_t ignore_eos;      // 1: the model's EOS list does not stop this row (stop_ids still do)
+  int32_t stop_count;
+  int32_t stop_ids[G4_SLOT_STOP_IDS];
+} G4Slot;
+
+// One row's result of one step, read back through the pinned slots.
+typedef struct G4Record {
+  int32_t token;        // >= 0 a token id, < 0 one of G4_TOKEN_*
+  float logprob;        // 0 until log-probabilities are served
+  int32_t step;         // value of the device's step counter
+  uint32_t generation;  // generation of the slot
+} G4Record;
+
+// K and V of one layer as one family keeps them. A page is page_tokens consecutive positions, a multiple of 16, starting
+// at a multiple of page_tokens. Element order inside a page: see csrc/common/kv_layout.h.
+typedef struct G4KvView {
+  uint16_t* k;           // [pages][kv_heads][page_tokens * head_dim]
+  uint16_t* v;           // [pages][kv_heads][page_tokens * head_dim]
+  const int32_t* table;  // [slots][table_pages] page ids, -1 where nothing is granted; null: contiguous chunk scratch
+  int32_t table_pages;   // position p stands in entry (p / page_tokens) % table_pages of the slot's row (a ring when the
+                         // family is sliding, never wrapping when it is global)
+  int32_t first_page;    // scratch only: position p stands in page p / page_tokens - first_page
+  int32_t page_tokens;
+  int32_t kv_heads;
+  int32_t head_dim;
+} G4KvView;
+
+// ---- Parameters, one struct a kernel --------------------------------------------------------------------------------
+
+// g4_pack: row-major weight -> fragment order (csrc/common/pack_layout.h), rows and depth zero-padded to 16.
+typedef struct G4PackParams {
+  const uint16_t* src;  // [n][k]
+  uint16_t* dst;        // [ceil(n_pad/16)][ceil(k/16)][32][8], n_pad = rows rounded up to 16
+  int32_t n;
+  int32_t k;
+} G4PackParams;
+
+// g4_rope_table: cos and sin of position * inv_freq, rounded to bf16, once at load.
+typedef struct G4RopeTableParams {
+  uint16_t* cos;      // [positions][pairs]
+  uint16_t* sin;      // [positions][pairs]
+  double theta;       // rope_theta
+  int32_t positions;
+  int32_t pairs;      // rotating pairs: head_dim/2, or int(partial_rotary_factor * head_dim / 2) when proportional
+  int32_t head_dim;   // denominator of the exponent; a power of two
+} G4RopeTableParams;
+
+// g4_embed: x = E[token] * bf16(sqrt(H)), rounded once; rows whose token is negative become zeros.
+typedef struct G4EmbedParams {
+  const uint16_t* table;   // packed, as g4_pack writes it, [vocab][hidden]
+  const int32_t* token;    // [rows]
+  uint16_t* x;             // [rows][hidden]
+  int32_t rows;
+  int32_t hidden;
+  uint32_t scale_bf16;     // bf16 bits of sqrt(hidden)
+} G4EmbedParams;
+
+// g4_rmsnorm: out = bf16(x * rsqrt(mean(x^2) + eps) * w).
+typedef struct G4RmsNormParams {
+  const uint16_t* x;       // [rows][width]
+  const uint16_t* weight;  // [width]
+  uint16_t* out;           // [rows][width]
+  int32_t rows;
+  int32_t width;
+  float eps;
+} G4RmsNormParams;
+
+// g4_add_norm: x = bf16(x + RN(y; post)); x = bf16(x * layer_scalar) if given; normed = RN(x; next) if given.
+typedef struct G4AddNormParams {
+  uint16_t* x;                    // [rows][width], in place
+  const uint16_t* y;              // [rows][width]
+  const uint16_t* post_weight;    // [width]
+  const uint16_t* layer_scalar;   // [1] or null
+  const uint16_t* next_weight;    // [width] or null
+  uint16_t* normed;               // [rows][width] or null together with next_weight
+  int32_t rows;
+  int32_t width;
+  float eps;
+} G4AddNormParams;
+
+// g4_gelu_gate: out = bf16(bf16(gelu_tanh(gate)) * up).
+typedef struct G4GeluGateParams {
+  const uint16_t* gate_up;  // [rows][2 * width], gate first
+  uint16_t* out;            // [rows][width]
+  int32_t rows;
+  int32_t width;
+} G4GeluGateParams;
+
+// g4_gemm_t{1,2,4,8,16} (1 to 8, 16, 32, 64, 128 tokens) and g4_gemm_tiled (any): out = bf16(x W^T).
+// g4_logits_t{1,2,4,8,16}: out = softcap * tanh((x W^T) / softcap), f32; softcap 0 means none.
+typedef struct G4GemmParams {
+  const uint16_t* weight;  // packed [ceil(n/16)][ceil(k/16)][32][8]
+  const uint16_t* x;       // [tokens][k], rows x_stride elements apart; 16-byte aligned, x_stride a multiple of 8
+  void* out;               // [tokens][n] bf16 (f32 for logits), rows out_stride elements apart
+  int32_t tokens;
+  int32_t n;
+  int32_t k;
+  int32_t x_stride;
+  int32_t out_stride;
+  int32_t slabs;           // S(K)
+  float softcap;
+} G4GemmParams;
+
+// g4_qkv_prep: q = rope(RN(q; q_norm)), k = rope(RN(k; k_norm)), v = RN(v) (v = raw k when k_eq_v); q to q_out, k and v
+// into the cache. Rows with slot -1 write nothing to the cache and zeros to q_out.
+typedef struct G4QkvPrepParams {
+  const uint16_t* qkv;       // [rows][(heads + kv_heads * (k_eq_v ? 1 : 2)) * head_dim], q | k | v
+  const uint16_t* q_weight;  // [head_dim]
+  const uint16_t* k_weight;  // [head_dim]
+  const uint16_t* cos;       // [positions][pairs]
+  const uint16_t* sin;       // [positions][pairs]
+  const int32_t* position;   // [rows]
+  const int32_t* slot;       // [rows], -1 for padding
+  uint16_t* q_out;           // [rows][heads][head_dim]
+  G4KvView kv;
+  int32_t rows;
+  int32_t heads;
+  int32_t pairs;             // dims i < pairs rotate with i + head_dim/2; the others pass through
+  int32_t k_eq_v;
+  float eps;
+} G4QkvPrepParams;
+
+// g4_kv_copy: K and V of positions [begin, end) of one sequence from one view to the other, bit for bit.
+typedef struct G4KvCopyParams {
+  G4KvView src;
+  G4KvView dst;
+  int32_t slot;
+  int32_t begin;
+  int32_t end;
+} G4KvCopyParams;
+
+// g4_attn_decode_h{256,512}_s{SEG}: one query a row. Work items are (row, segment) pairs in row order, times KV heads;
+// block b takes items b, b + grid, ... (static). The last block to finish a (row, KV head) folds its partials.
+typedef struct G4AttnDecodeParams {
+  const uint16_t* q;          // [rows][heads][head_dim]
+  uint16_t* out;              // [rows][heads][head_dim]
+  const int32_t* position;    // [rows]
+  const int32_t* slot;        // [rows], -1 for padding (writes zeros)
+  const int32_t* item_begin;  // [rows + 1], exclusive sum of segments a row, made by g4_step_begin
+  G4KvView kv;
+  float* part_o;              // [items * kv_heads][heads / kv_heads][head_dim]
+  float* part_ml;             // [items * kv_heads][heads / kv_heads][2]: m, l
+  uint32_t* ticket;           // [rows * kv_heads], zero between launches (the last arriver resets it)
+  int32_t rows;
+  int32_t heads;
+  int32_t window;             // keys in (q - window, q]; 0: all keys up to q
+} G4AttnDecodeParams;
+
+// g4_attn_prompt_h{256,512}_s{SEG}: a chunk of one sequence, positions [start, start + rows).
+// Positions before recent.first_page * page_tokens are read from kv, later ones from recent, when recent.k is not null.
+typedef struct G4AttnPromptParams {
+  const uint16_t* q;  // [rows][heads][head_dim]
+  uint16_t* out;      // [rows][heads][head_dim]
+  G4KvView kv;        // paged
+  G4KvView recent;    // chunk scratch, or k = null
+  int32_t slot;
+  int32_t start;
+  int32_t rows;
+  int32_t heads;
+  int32_t window;     // as above
+} G4AttnPromptParams;
+
+// g4_step_begin, first node of a decode graph, one block: from the row index and the slot table to what the rows' kernels
+// read. A row is padding (slot -1) when its slot is -1, not live, or in a bad state.
+typedef struct G4StepBeginParams {
+  const int32_t* row_slot;        // [rows], uploaded by a rebuild
+  const G4Slot* slots;            // [slots]
+  const int32_t* sliding_table;   // [slots][sliding_pages]
+  const int32_t* global_table;    // [slots][global_pages]
+  int32_t* token;                 // [rows]
+  int32_t* position;              // [rows]
+  int32_t* slot;                  // [rows] effective slot
+  int32_t* status;                // [rows] 0, or G4_TOKEN_NONE, or G4_TOKEN_BAD_STATE
+  int32_t* sliding_item_begin;    // [rows + 1]
+  int32_t* global_item_begin;     // [rows + 1]
+  int32_t rows;
+  int32_t sliding_pages;
+  int32_t global_pages;
+  int32_t page_tokens_sliding;
+  int32_t page_tokens_global;
+  int32_t window;
+  int32_t segment_sliding;
+  int32_t segment_global;
+} G4StepBeginParams;
+
+// g4_tail, last node of a decode graph (launched by hand after a prompt chunk): advances the positions of live rows and
+// the step counter.
+typedef struct G4TailParams {
+  const int32_t* slot;  // [rows] effective slot
+  G4Slot* slots;
+  int32_t* step;        // [1]
+  int32_t rows;
+} G4TailParams;
+
+// g4_argmax: best of each tile of G4_ARGMAX_TILE logits a row; the lowest id wins ties; suppressed ids do not compete;
+// a NaN anywhere in the tile gives id G4_TOKEN_NAN, a tile of minus infinities G4_TOKEN_MASKED.
+typedef struct G4ArgmaxParams {
+  const float* logits;        // [rows][vocab]
+  const int32_t* suppressed;  // [suppressed_count]
+  float* tile_best;           // [rows][tiles]
+  int32_t* tile_id;           // [rows][tiles]
+  int32_t rows;
+  int32_t vocab;
+  int32_t tiles;
+  int32_t suppressed_count;
+} G4ArgmaxParams;
+
+// g4_pick: folds the tiles, advances the slot (last_token, output_index, live) and publishes the record.
+typedef struct G4PickParams {
+  const float* tile_best;   // [rows][tiles]
+  const int32_t* tile_id;   // [rows][tiles]
+  const int32_t* slot;      // [rows] effective slot
+  const int32_t* status;    // [rows], or null: all rows are good
+  const int32_t* row_slot;  // [rows] slot as the host gave it (a record of a dead row still carries its generation)
+  const int32_t* step;      // [1]
+  G4Slot* slots;
+  G4Record* records;        // [rows]
+  int32_t rows;
+  int32_t tiles;
+  int32_t eos_count;
+  int32_t eos_ids[G4_EOS_IDS];
+} G4PickParams;
+
+// ---- Names: X(name, parameter struct, threads a block) --------------------------------------------------------------
+
+#define G4_KERNEL_TABLE(X)                                     \
+  X(g4_pack, G4PackParams, 256)                                \
+  X(g4_rope_table, G4RopeTableParams, 256)                     \
+  X(g4_embed, G4EmbedParams, G4_ROW_THREADS)                   \
+  X(g4_rmsnorm, G4RmsNormParams, G4_ROW_THREADS)               \
+  X(g4_add_norm, G4AddNormParams, G4_ROW_THREADS)              \
+  X(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS)            \
+  X(g4_gemm_t1, G4GemmParams, G4_GEMM_THREADS)                 \
+  X(g4_gemm_t2, G4GemmParams, G4_GEMM_THREADS)                 \
+  X(g4_gemm_t4, G4GemmParams, G4_GEMM_THREADS)                 \
+  X(g4_gemm_t8, G4GemmParams, G4_GEMM_THREADS)                 \
+  X(g4_gemm_t16, G4GemmParams, G4_GEMM_THREADS)                \
+  X(g4_logits_t1, G4GemmParams, G4_GEMM_THREADS)               \
+  X(g4_logits_t2, G4GemmParams, G4_GEMM_THREADS)               \
+  X(g4_logits_t4, G4GemmParams, G4_GEMM_THREADS)               \
+  X(g4_logits_t8, G4GemmParams, G4_GEMM_THREADS)               \
+  X(g4_logits_t16, G4GemmParams, G4_GEMM_THREADS)              \
+  X(g4_gemm_tiled, G4GemmParams, G4_GEMM_THREADS)              \
+  X(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS)              \
+  X(g4_kv_copy, G4KvCopyParams, 256)                           \
+  X(g4_attn_decode_h256_s128, G4AttnDecodeParams, G4_ATTN_THREADS) \
+  X(g4_attn_decode_h256_s32, G4AttnDecodeParams, G4_ATTN_THREADS)  \
+  X(g4_attn_decode_h512_s256, G4AttnDecodeParams, G4_ATTN_THREADS) \
+  X(g4_attn_decode_h512_s32, G4AttnDecodeParams, G4_ATTN_THREADS)  \
+  X(g4_attn_prompt_h256_s128, G4AttnPromptParams, G4_ATTN_THREADS) \
+  X(g4_attn_prompt_h256_s32, G4AttnPromptParams, G4_ATTN_THREADS)  \
+  X(g4_attn_prompt_h512_s256, G4AttnPromptParams, G4_ATTN_THREADS) \
+  X(g4_attn_prompt_h512_s32, G4AttnPromptParams, G4_ATTN_THREADS)  \
+  X(g4_step_begin, G4StepBeginParams, 128)                     \
+  X(g4_tail, G4TailParams, 128)                                \
+  X(g4_argmax, G4ArgmaxParams, 256)                            \
+  X(g4_pick, G4PickParams, 128)
+
+enum G4KernelId {
+#define G4_KERNEL_ID(name, params, threads) G4_ID_##name,
+  G4_KERNEL_TABLE(G4_KERNEL_ID)
+#undef G4_KERNEL_ID
+  G4_KERNEL_COUNT
+};
+
+#endif

@@ -1,0 +1,306 @@
+#include "fibre.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace g4soft {
+namespace {
+
+constexpr uint32_t kThreadsMax = 1024;
+constexpr size_t kStackBytes = 256 * 1024;  // virtual; only touched pages are committed
+
+// A switch saves what the System V ABI says a callee keeps: six registers and the stack pointer.
+#if defined(__x86_64__)
+extern "C" void g4soft_switch(void** save_sp, void* load_sp);
+__asm__(
+    ".text\n.globl g4soft_switch\n.hidden g4soft_switch\n.type g4soft_switch,@function\n"
+    "g4soft_switch:\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+    "  popq %rcx\n  jmp *%rcx\n"  // not ret: the return predictor would miss on every switch
+    ".size g4soft_switch,.-g4soft_switch\n"
+    // First entry of a fibre: prepare() left it in r12.
+    ".globl g4soft_entry\n.hidden g4soft_entry\n.type g4soft_entry,@function\n"
+    "g4soft_entry:\n  movq %r12, %rdi\n  call g4soft_fibre_main\n  ud2\n"
+    ".size g4soft_entry,.-g4soft_entry\n");
+extern "C" void g4soft_entry();
+#endif
+
+struct Place {
+  const char* file;
+  int line;
+  int scope;
+  bool operator==(const Place& o) const { return line == o.line && scope == o.scope && (file == o.file || !std::strcmp(file, o.file)); }
+  bool operator<(const Place& o) const {
+    int c = std::strcmp(file, o.file);
+    return c ? c < 0 : line != o.line ? line < o.line : scope < o.scope;
+  }
+};
+
+uint64_t next_random(uint64_t& state) {  // splitmix64
+  uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+struct Fibre {
+  G4SoftThread thread;  // first: the kernel's `self` pointer is the fibre
+  BlockRunner::Impl* owner;
+#if defined(__x86_64__)
+  void* sp;
+#else
+  ucontext_t context;
+#endif
+  void* arg;
+  G4SoftJoinFn join_fn;
+  Place place;
+  bool done;
+  bool waiting;
+};
+
+struct BlockRunner::Impl {
+  uint8_t* stacks = nullptr;
+  size_t stack_stride = 0;
+  std::vector<Fibre> fibres{kThreadsMax};
+  std::vector<uint32_t> ready, next_ready;
+  std::vector<void*> args;
+  std::vector<uint8_t> shared;
+  const BlockLaunch* launch = nullptr;
+  Fibre* current = nullptr;
+  uint32_t threads = 0, live = 0, block_waiting = 0;
+  uint32_t warp_waiting[kThreadsMax / 32] = {}, warp_live[kThreadsMax / 32] = {};
+  uint64_t random = 0;
+  std::string error;
+#if defined(__x86_64__)
+  void* main_sp = nullptr;
+#else
+  ucontext_t main_context;
+#endif
+
+  Impl() {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    stack_stride = kStackBytes + page;
+    void* p = mmap(nullptr, stack_stride * kThreadsMax, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (p == MAP_FAILED) abort();
+    stacks = static_cast<uint8_t*>(p);
+    for (uint32_t i = 0; i < kThreadsMax; i++) mprotect(stacks + i * stack_stride, page, PROT_NONE);
+  }
+  ~Impl() { munmap(stacks, stack_stride * kThreadsMax); }
+
+  void to_fibre(Fibre& f) {
+    current = &f;
+#if defined(__x86_64__)
+    g4soft_switch(&main_sp, f.sp);
+#else
+    swapcontext(&main_context, &f.context);
+#endif
+    current = nullptr;
+  }
+  void to_main(Fibre& f) {
+#if defined(__x86_64__)
+    g4soft_switch(&f.sp, main_sp);
+#else
+    swapcontext(&f.context, &main_context);
+#endif
+  }
+
+  static void fibre_main(Fibre* f) {
+    f->owner->launch->fn(&f->thread, f->owner->launch->params);
+    f->done = true;
+    f->owner->to_main(*f);
+    abort();
+  }
+#if !defined(__x86_64__)
+  static thread_local Fibre* current_for_entry;
+  static void entry() { fibre_main(current_for_entry); }
+#endif
+
+  void prepare(Fibre& f, uint32_t i) {
+    // Stack tops are staggered: at equal offsets in their pages all of them would share a handful of cache sets.
+    uint8_t* top = stacks + (i + 1) * stack_stride - i * 448 % 16384;
+#if defined(__x86_64__)
+    // Seven slots: r15 r14 r13 r12 rbx rbp, return address. After the seven are popped the stack is 16-byte aligned.
+    void** sp = reinterpret_cast<void**>(top) - 9;
+    std::memset(sp, 0, 9 * sizeof(void*));
+    sp[3] = &f;
+    sp[6] = reinterpret_cast<void*>(&g4soft_entry);
+    f.sp = sp;
+#else
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = top - kStackBytes;
+    f.context.uc_stack.ss_size = kStackBytes;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, &entry, 0);
+#endif
+  }
+
+  void fail(const std::string& what) {
+    if (error.empty()) error = what;
+  }
+
+  static std::string at(const Place& p) {
+    return std::string(p.scope == G4_SCOPE_WARP ? "warp" : "block") + " join at " + p.file + ":" + std::to_string(p.line);
+  }
+
+  // Completes the join of threads [begin, end) if every live one of them stands in it.
+  void try_release(uint32_t begin, uint32_t end, int scope) {
+    const Fibre* first = nullptr;
+    bool whole = true;
+    for (uint32_t i = begin; i < end; i++) {
+      Fibre& f = fibres[i];
+      if (f.done) { whole = false; continue; }
+      if (!first) first = &f;
+      if (!(f.place == first->place))
+        return fail("threads of one " + std::string(scope == G4_SCOPE_WARP ? "warp" : "block") +
+                    " wait at different places: " + at(first->place) + " and " + at(f.place));
+    }
+    if (!first) return;
+    if (first->join_fn) {
+      if (!whole) return fail("collective reached by a part of its scope, others have returned: " + at(first->place));
+      args.clear();
+      for (uint32_t i = begin; i < end; i++) args.push_back(fibres[i].arg);
+      first->join_fn(args.data(), (uint32_t)args.size());
+    }
+    for (uint32_t i = begin; i < end; i++) {
+      if (fibres[i].done) continue;
+      fibres[i].waiting = false;
+      next_ready.push_back(i);
+    }
+    if (scope == G4_SCOPE_WARP) warp_waiting[begin / 32] = 0;
+    else block_waiting = 0;
+  }
+
+  void check(uint32_t i, int scope) {
+    const uint32_t w = i / 32, begin = scope == G4_SCOPE_WARP ? w * 32 : 0;
+    const uint32_t end = scope == G4_SCOPE_WARP ? std::min(threads, begin + 32) : threads;
+    if (scope == G4_SCOPE_WARP ? (warp_waiting[w] && warp_waiting[w] == warp_live[w])
+                               : (block_waiting && block_waiting == live))
+      try_release(begin, end, scope);
+  }
+
+  void join(Fibre& f, int scope, void* arg, G4SoftJoinFn fn, const char* file, int line) {
+    f.arg = arg;
+    f.join_fn = fn;
+    f.place = Place{file, line, scope};
+    f.waiting = true;
+    if (scope == G4_SCOPE_WARP) warp_waiting[f.thread.tid / 32]++;
+    else block_waiting++;
+    check(f.thread.tid, scope);
+    to_main(f);
+  }
+
+  std::string run(const BlockLaunch& l, const uint32_t block_idx[3]);
+};
+
+#if defined(__x86_64__)
+extern "C" __attribute__((visibility("hidden"))) void g4soft_fibre_main(void* f) {
+  BlockRunner::Impl::fibre_main(static_cast<Fibre*>(f));
+}
+#else
+thread_local Fibre* BlockRunner::Impl::current_for_entry = nullptr;
+#endif
+
+namespace {
+
+void op_join(G4SoftThread* self, int scope, void* arg, G4SoftJoinFn fn, const char* file, int line) {
+  Fibre* f = reinterpret_cast<Fibre*>(self);
+  f->owner->join(*f, scope, arg, fn, file, line);
+}
+void op_trap(G4SoftThread* self, const char* what, const char* file, int line) {
+  Fibre* f = reinterpret_cast<Fibre*>(self);
+  f->owner->fail(std::string("trap: ") + what + " at " + file + ":" + std::to_string(line));
+  f->done = true;
+  f->owner->to_main(*f);
+  abort();
+}
+void op_dependency_wait(G4SoftThread* self) {
+  Fibre* f = reinterpret_cast<Fibre*>(self);
+  const BlockLaunch* l = f->owner->launch;
+  if (l->dependency_wait) l->dependency_wait(l->dependency_arg);
+}
+void op_dependency_launch(G4SoftThread*) {}
+
+const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_launch};
+
+}  // namespace
+
+std::string BlockRunner::Impl::run(const BlockLaunch& l, const uint32_t block_idx[3]) {
+  launch = &l;
+  error.clear();
+  threads = live = l.block[0] * l.block[1] * l.block[2];
+  if (threads == 0 || threads > kThreadsMax) return "block of " + std::to_string(threads) + " threads";
+  random = l.seed ? l.seed ^ (block_idx[0] * 0x9e3779b1ull + block_idx[1] * 0x85ebca6bull + block_idx[2]) : 0;
+  shared.resize(l.shared_bytes + 128);
+  std::fill(shared.begin(), shared.end(), 0xFB);  // poison: shared memory starts undefined
+  uint8_t* base = shared.data() + (128 - reinterpret_cast<uintptr_t>(shared.data()) % 128) % 128;
+  block_waiting = 0;
+  ready.clear();
+  next_ready.clear();
+  for (uint32_t w = 0; w * 32 < threads; w++) {
+    warp_waiting[w] = 0;
+    warp_live[w] = std::min(threads - w * 32, 32u);
+  }
+  for (uint32_t i = 0; i < threads; i++) {
+    Fibre& f = fibres[i];
+    f.thread = G4SoftThread{&kOps, base, l.shared_bytes, i,
+                            {i % l.block[0], i / l.block[0] % l.block[1], i / (l.block[0] * l.block[1])},
+                            {block_idx[0], block_idx[1], block_idx[2]},
+                            {l.block[0], l.block[1], l.block[2]},
+                            {l.grid[0], l.grid[1], l.grid[2]}};
+    f.owner = this;
+    f.done = f.waiting = false;
+    prepare(f, i);
+    next_ready.push_back(i);
+  }
+  while (live && error.empty()) {
+    ready.swap(next_ready);
+    next_ready.clear();
+    if (random)
+      for (size_t i = ready.size(); i > 1; i--) std::swap(ready[i - 1], ready[next_random(random) % i]);
+    if (ready.empty()) {
+      std::set<Place> places;
+      for (uint32_t i = 0; i < threads; i++)
+        if (!fibres[i].done) places.insert(fibres[i].place);
+      std::string text = "barrier that not all live threads reach:";
+      for (const Place& p : places) text += " " + at(p) + ";";
+      fail(text);
+      break;
+    }
+    for (uint32_t i : ready) {
+      Fibre& f = fibres[i];
+#if !defined(__x86_64__)
+      current_for_entry = &f;
+#endif
+      to_fibre(f);
+      if (!error.empty()) break;
+      if (f.done) {
+        live--;
+        warp_live[i / 32]--;
+        check(i, G4_SCOPE_WARP);
+        check(i, G4_SCOPE_BLOCK);
+      }
+    }
+  }
+  return error;
+}
+
+BlockRunner::BlockRunner() : impl_(new Impl) {}
+BlockRunner::~BlockRunner() = default;
+std::string BlockRunner::run(const BlockLaunch& launch, const uint32_t block_idx[3]) { return impl_->run(launch, block_idx); }
+
+}  // namespace g4soft
