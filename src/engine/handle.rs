@@ -1,0 +1,413 @@
+//! The door between the async side and the engine thread.
+//!
+//! Life of a request: (1) [`EngineHandle::reserve`] takes a place among the waiting, before any work is spent on it;
+//! (2) [`Reservation::submit`] turns the place into a [`Ticket`] in the bounded queue; (3) the engine takes the ticket,
+//! and [`Ticket::leave_waiting`] gives the place back when the request starts to run; (4) tokens are published into the
+//! ticket's ring, one wake-up of the dispatcher a step; (5) one terminal, an atomic cell: whoever sets it first wins;
+//! (6) the [`TokenStream`] yields what is left and the terminal. Dropping the stream earlier cancels the request.
+//!
+//! The engine thread takes no lock here: it receives from a channel, writes atomics and notifies.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::request::{Cancel, Failure, GenerateRequest, RequestId, Terminal};
+
+/// Why a request is refused at the door. `Display` is the client's sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the waiting queue is full: {wanted} more would pass its limit of {waiting_max} ({waiting} wait now)")]
+    QueueFull { waiting: usize, wanted: usize, waiting_max: usize },
+    #[error("the server is still loading")]
+    Loading,
+    #[error("the server is draining and takes no new requests")]
+    Draining,
+    #[error("the engine is dead: {0}")]
+    Dead(String),
+}
+
+/// State of the engine as probes and the door see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    Loading,
+    Ready,
+    /// Accepts nothing new; what is in flight goes on.
+    Draining,
+    Dead(String),
+}
+
+const LOADING: u8 = 0;
+const READY: u8 = 1;
+const DRAINING: u8 = 2;
+const DEAD: u8 = 3;
+
+/// One accepted request, shared by the engine thread (writes tokens and the terminal) and the async side (reads them,
+/// writes `cancel`).
+pub struct Ticket {
+    pub id: RequestId,
+    pub request: GenerateRequest,
+    pub submitted: Instant,
+    /// Ring of `max_tokens` entries, written once each, in order; entry i is valid when `published` > i.
+    tokens: Box<[AtomicU32]>,
+    published: AtomicU32,
+    terminal: OnceLock<Terminal>,
+    cancel: AtomicU8,
+    waiting: AtomicBool,
+    ready: Notify,
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    /// Engine side: appends one token. Panics past `max_tokens`: the device's limit and the ring's are the same number.
+    pub fn publish(&self, token: u32) {
+        let n = self.published.load(Ordering::Relaxed);
+        self.tokens[n as usize].store(token, Ordering::Relaxed);
+        self.published.store(n + 1, Ordering::Release);
+    }
+
+    /// Tokens published so far.
+    pub fn published(&self) -> u32 {
+        self.published.load(Ordering::Acquire)
+    }
+
+    /// Either side: ends the request. The first terminal wins; returns whether this was it.
+    pub fn finish(&self, terminal: Terminal) -> bool {
+        let won = self.terminal.set(terminal).is_ok();
+        self.leave_waiting();
+        won
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.terminal.get().is_some()
+    }
+
+    /// Async side: asks the engine to end the request at the next step boundary. The first reason stays.
+    pub fn cancel(&self, why: Cancel) {
+        let _ = self.cancel.compare_exchange(0, why as u8, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Engine side: whether the request should end, and why.
+    pub fn cancelled(&self) -> Option<Cancel> {
+        match self.cancel.load(Ordering::Acquire) {
+            1 => Some(Cancel::ClientGone),
+            2 => Some(Cancel::StopString),
+            3 => Some(Cancel::DrainTimeout),
+            _ => None,
+        }
+    }
+
+    /// Engine side: the request starts to run (or ended while it waited); its place in the queue is free.
+    pub fn leave_waiting(&self) {
+        if self.waiting.swap(false, Ordering::AcqRel) {
+            self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+enum Message {
+    Submit(Arc<Ticket>),
+    /// Something changed (drain, shutdown): look at the state.
+    Wake,
+}
+
+struct Shared {
+    state: AtomicU8,
+    dead: OnceLock<String>,
+    stop: AtomicBool,
+    waiting: AtomicUsize,
+    waiting_max: usize,
+    next_id: AtomicU64,
+    /// Accepted and not yet reaped by the dispatcher. Never taken by the engine thread in a step.
+    live: Mutex<Vec<Arc<Ticket>>>,
+    /// Set by the engine once a step that published something.
+    step: Notify,
+}
+
+impl Shared {
+    fn state(&self) -> EngineState {
+        match self.state.load(Ordering::Acquire) {
+            LOADING => EngineState::Loading,
+            READY => EngineState::Ready,
+            DRAINING => EngineState::Draining,
+            _ => EngineState::Dead(self.dead.get().cloned().unwrap_or_default()),
+        }
+    }
+
+    fn die(&self, reason: &str) {
+        let _ = self.dead.set(reason.to_owned());
+        self.state.store(DEAD, Ordering::Release);
+        for ticket in self.live.lock().iter() {
+            ticket.finish(Terminal::Failed(Failure::Engine(reason.to_owned())));
+            ticket.ready.notify_one();
+        }
+        self.step.notify_one();
+    }
+}
+
+/// The async side's end: cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    submit: Sender<Message>,
+}
+
+/// The engine thread's end. Dropping it (also by a panic) declares the engine dead unless it was stopped in order.
+pub struct EngineDoor {
+    shared: Arc<Shared>,
+    submissions: Receiver<Message>,
+}
+
+/// Makes the two ends; `waiting_max` bounds requests accepted but not yet running.
+pub fn door(waiting_max: usize) -> (EngineHandle, EngineDoor) {
+    // Room for every waiting request and the wake-ups of drain and shutdown.
+    let (submit, submissions) = crossbeam_channel::bounded(waiting_max + 8);
+    let shared = Arc::new(Shared {
+        state: AtomicU8::new(LOADING),
+        dead: OnceLock::new(),
+        stop: AtomicBool::new(false),
+        waiting: AtomicUsize::new(0),
+        waiting_max,
+        next_id: AtomicU64::new(1),
+        live: Mutex::new(Vec::new()),
+        step: Notify::new(),
+    });
+    (EngineHandle { shared: shared.clone(), submit }, EngineDoor { shared, submissions })
+}
+
+impl EngineHandle {
+    pub fn state(&self) -> EngineState {
+        self.shared.state()
+    }
+
+    /// Requests accepted but not yet running, reservations included.
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::Acquire)
+    }
+
+    /// Requests accepted and not yet ended.
+    pub fn live(&self) -> usize {
+        self.shared.live.lock().iter().filter(|t| !t.is_finished()).count()
+    }
+
+    /// Takes `count` places among the waiting, all or none, before any work is spent on the request.
+    pub fn reserve(&self, count: usize) -> Result<Vec<Reservation>, Refusal> {
+        match self.state() {
+            EngineState::Ready => {}
+            EngineState::Loading => return Err(Refusal::Loading),
+            EngineState::Draining => return Err(Refusal::Draining),
+            EngineState::Dead(reason) => return Err(Refusal::Dead(reason)),
+        }
+        let waiting_max = self.shared.waiting_max;
+        self.shared
+            .waiting
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n + count <= waiting_max).then_some(n + count))
+            .map_err(|waiting| Refusal::QueueFull { waiting, wanted: count, waiting_max })?;
+        Ok((0..count).map(|_| Reservation { handle: self.clone(), used: false }).collect())
+    }
+
+    /// Stops accepting; what is in flight goes on.
+    pub fn drain(&self) {
+        let _ = self.shared.state.compare_exchange(READY, DRAINING, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.shared.state.compare_exchange(LOADING, DRAINING, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Cancels everything in flight for the given reason.
+    pub fn cancel_all(&self, why: Cancel) {
+        for ticket in self.shared.live.lock().iter() {
+            ticket.cancel(why);
+        }
+    }
+
+    /// Asks the engine thread to return once nothing is in flight.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let _ = self.submit.try_send(Message::Wake);
+    }
+
+    /// The watchdog's way out: every request ends with an error, readiness goes red.
+    pub fn declare_dead(&self, reason: &str) {
+        self.shared.die(reason);
+    }
+
+    /// Wakes the streams of requests that got something, once a step. One task runs this for the whole server.
+    pub async fn dispatch(self) {
+        loop {
+            self.shared.step.notified().await;
+            self.shared.live.lock().retain(|ticket| {
+                // notify_one stores a permit, so a stream that is not waiting at this moment still sees it.
+                ticket.ready.notify_one();
+                !ticket.is_finished()
+            });
+        }
+    }
+}
+
+/// A place among the waiting. Dropping it unused gives it back.
+pub struct Reservation {
+    handle: EngineHandle,
+    used: bool,
+}
+
+impl Reservation {
+    pub fn submit(mut self, request: GenerateRequest) -> Result<TokenStream, Refusal> {
+        self.used = true;
+        let shared = &self.handle.shared;
+        let ticket = Arc::new(Ticket {
+            id: RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed)),
+            submitted: Instant::now(),
+            tokens: (0..request.max_tokens).map(|_| AtomicU32::new(0)).collect(),
+            request,
+            published: AtomicU32::new(0),
+            terminal: OnceLock::new(),
+            cancel: AtomicU8::new(0),
+            waiting: AtomicBool::new(true),
+            ready: Notify::new(),
+            shared: shared.clone(),
+        });
+        shared.live.lock().push(ticket.clone());
+        let refused = match self.handle.submit.try_send(Message::Submit(ticket.clone())) {
+            Ok(()) => None,
+            Err(TrySendError::Full(_)) => {
+                let waiting_max = shared.waiting_max;
+                Some(Refusal::QueueFull { waiting: waiting_max, wanted: 1, waiting_max })
+            }
+            Err(TrySendError::Disconnected(_)) => Some(Refusal::Dead("the engine thread has ended".into())),
+        };
+        // The engine may have died between the check in `reserve` and the push above: then nobody will finish it.
+        let refused = refused.or_else(|| match shared.state() {
+            EngineState::Dead(reason) => Some(Refusal::Dead(reason)),
+            _ => None,
+        });
+        match refused {
+            None => Ok(TokenStream { ticket, read: 0, ended: false }),
+            Some(refusal) => {
+                ticket.finish(Terminal::Cancelled);
+                shared.live.lock().retain(|t| !Arc::ptr_eq(t, &ticket));
+                Err(refusal)
+            }
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.used {
+            self.handle.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// What a stream yields: new tokens, and the terminal when it came (then it is the last update).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Update {
+    pub tokens: Vec<u32>,
+    pub terminal: Option<Terminal>,
+}
+
+/// The reader of one request. Dropping it before the terminal cancels the request as `ClientGone`.
+pub struct TokenStream {
+    ticket: Arc<Ticket>,
+    read: u32,
+    ended: bool,
+}
+
+impl TokenStream {
+    pub fn id(&self) -> RequestId {
+        self.ticket.id
+    }
+
+    pub fn submitted(&self) -> Instant {
+        self.ticket.submitted
+    }
+
+    /// Waits for more: at least one token or the terminal. After the terminal it must not be called again.
+    pub async fn next(&mut self) -> Update {
+        loop {
+            // The terminal is read first: it is written after the last token, so none can be missed.
+            let terminal = self.ticket.terminal.get().cloned();
+            let published = self.ticket.published();
+            if published > self.read || terminal.is_some() {
+                let tokens = (self.read..published)
+                    .map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed))
+                    .collect();
+                self.read = published;
+                self.ended = terminal.is_some();
+                return Update { tokens, terminal };
+            }
+            self.ticket.ready.notified().await;
+        }
+    }
+
+    /// Ends generation early because a stop string matched; the stream may then be dropped.
+    pub fn stop(&mut self) {
+        self.ticket.cancel(Cancel::StopString);
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.ticket.cancel(Cancel::ClientGone);
+        }
+    }
+}
+
+impl EngineDoor {
+    /// The engine is ready to serve.
+    pub fn ready(&self) {
+        let _ = self.shared.state.compare_exchange(LOADING, READY, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Next submission if one is there.
+    pub fn try_next(&self) -> Option<Arc<Ticket>> {
+        loop {
+            match self.submissions.try_recv() {
+                Ok(Message::Submit(ticket)) => return Some(ticket),
+                Ok(Message::Wake) => continue,
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Parks until a submission comes, the state changes, or `limit` passes.
+    pub fn wait(&self, limit: Duration) -> Option<Arc<Ticket>> {
+        match self.submissions.recv_timeout(limit) {
+            Ok(Message::Submit(ticket)) => Some(ticket),
+            Ok(Message::Wake) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    /// Whether the engine thread should return when nothing is in flight.
+    pub fn stopping(&self) -> bool {
+        self.shared.stop.load(Ordering::Acquire)
+    }
+
+    /// Wakes the dispatcher: once a step that published tokens or terminals.
+    pub fn step_done(&self) {
+        self.shared.step.notify_one();
+    }
+
+    /// Ends every request with an error and turns readiness off.
+    pub fn die(&self, reason: &str) {
+        self.shared.die(reason);
+    }
+}
+
+impl Drop for EngineDoor {
+    fn drop(&mut self) {
+        if !self.stopping() && self.shared.state.load(Ordering::Acquire) != DEAD {
+            self.shared.die("the engine thread ended unexpectedly");
+        } else {
+            // Whatever is still queued gets its terminal all the same.
+            for ticket in self.shared.live.lock().iter() {
+                ticket.finish(Terminal::Failed(Failure::DrainTimeout));
+                ticket.ready.notify_one();
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Every limit by name, in one place; relations between limits are checked at compile time.
+
+/// Largest number of rows of a decode step, and the largest bucket.
+pub const ROWS_MAX: usize = 128;
+/// Buckets of decode graphs, up to `--max-running`.
+pub const BUCKETS: [usize; 12] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128];
+/// Stop ids a request may carry beside the model's EOS list (slots hold that many on the device).
+pub const STOP_TOKEN_IDS_MAX: usize = 16;
+/// EOS ids a model may have.
+pub const EOS_IDS_MAX: usize = 16;
+/// Stop strings a request may carry, and the length of each in bytes (the OpenAI limit is four).
+pub const STOP_STRINGS_MAX: usize = 4;
+pub const STOP_STRING_BYTES_MAX: usize = 1024;
+/// Prompts of one request to the completions route.
+pub const PROMPTS_PER_REQUEST_MAX: usize = 128;
+/// Body of a request in bytes.
+pub const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a safetensors header; the largest published one is below 1 MiB.
+pub const SAFETENSORS_HEADER_BYTES_MAX: usize = 64 << 20;
+
+const _: () = assert!(BUCKETS[BUCKETS.len() - 1] == ROWS_MAX);
