@@ -1,16 +1,24 @@
 #include "fibre.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 #include <vector>
 
-#if !defined(__x86_64__)
 #include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define G4_ASAN 1
+#else
+#define G4_ASAN 0
 #endif
 
 namespace g4soft {
@@ -70,6 +78,9 @@ struct Fibre {
   Place place;
   bool done;
   bool waiting;
+#if G4_ASAN
+  void* fake_stack;
+#endif
 };
 
 struct BlockRunner::Impl {
@@ -81,10 +92,19 @@ struct BlockRunner::Impl {
   std::vector<uint8_t> shared;
   const BlockLaunch* launch = nullptr;
   Fibre* current = nullptr;
+  std::vector<uint32_t> held;  // threads before griddepcontrol.wait, while holding
+  bool holding = false;
   uint32_t threads = 0, live = 0, block_waiting = 0;
   uint32_t warp_waiting[kThreadsMax / 32] = {}, warp_live[kThreadsMax / 32] = {};
   uint64_t random = 0;
   std::string error;
+  const void* fault_address = nullptr;  // left by the signal handler
+  bool fault_write = false;
+#if G4_ASAN
+  const void* main_stack = nullptr;  // of the OS thread that runs the block, as the sanitizer told
+  size_t main_stack_bytes = 0;
+  uint32_t dirty_stacks = 0;         // abandoned fibres leave their frames' red zones behind
+#endif
 #if defined(__x86_64__)
   void* main_sp = nullptr;
 #else
@@ -102,24 +122,42 @@ struct BlockRunner::Impl {
   }
   ~Impl() { munmap(stacks, stack_stride * kThreadsMax); }
 
+  uint8_t* stack_of(const Fibre& f) { return stacks + (size_t)(&f - fibres.data()) * stack_stride; }
+
   void to_fibre(Fibre& f) {
     current = &f;
+#if G4_ASAN
+    void* fake_stack;
+    __sanitizer_start_switch_fiber(&fake_stack, stack_of(f), stack_stride);
+#endif
 #if defined(__x86_64__)
     g4soft_switch(&main_sp, f.sp);
 #else
     swapcontext(&main_context, &f.context);
 #endif
+#if G4_ASAN
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
     current = nullptr;
   }
   void to_main(Fibre& f) {
+#if G4_ASAN
+    __sanitizer_start_switch_fiber(f.done ? nullptr : &f.fake_stack, main_stack, main_stack_bytes);
+#endif
 #if defined(__x86_64__)
     g4soft_switch(&f.sp, main_sp);
 #else
     swapcontext(&f.context, &main_context);
 #endif
+#if G4_ASAN
+    __sanitizer_finish_switch_fiber(f.fake_stack, &main_stack, &main_stack_bytes);
+#endif
   }
 
   static void fibre_main(Fibre* f) {
+#if G4_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &f->owner->main_stack, &f->owner->main_stack_bytes);
+#endif
     f->owner->launch->fn(&f->thread, f->owner->launch->params);
     f->done = true;
     f->owner->to_main(*f);
@@ -204,8 +242,23 @@ struct BlockRunner::Impl {
     to_main(f);
   }
 
-  std::string run(const BlockLaunch& l, const uint32_t block_idx[3]);
+  // griddepcontrol.wait: while holding, the thread stops here until finish().
+  void dependency_wait(Fibre& f) {
+    if (!holding) {
+      if (launch->dependency_wait) launch->dependency_wait(launch->dependency_arg);
+      return;
+    }
+    held.push_back(f.thread.tid);
+    to_main(f);
+  }
+
+  bool set_up(const BlockLaunch& l, const uint32_t block_idx[3]);
+  void run_ready();
 };
+
+namespace {
+thread_local BlockRunner::Impl* running = nullptr;  // the runner whose block this OS thread executes, for the handler
+}
 
 #if defined(__x86_64__)
 extern "C" __attribute__((visibility("hidden"))) void g4soft_fibre_main(void* f) {
@@ -230,8 +283,7 @@ void op_trap(G4SoftThread* self, const char* what, const char* file, int line) {
 }
 void op_dependency_wait(G4SoftThread* self) {
   Fibre* f = reinterpret_cast<Fibre*>(self);
-  const BlockLaunch* l = f->owner->launch;
-  if (l->dependency_wait) l->dependency_wait(l->dependency_arg);
+  f->owner->dependency_wait(*f);
 }
 void op_dependency_launch(G4SoftThread*) {}
 
@@ -239,15 +291,33 @@ const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_laun
 
 }  // namespace
 
-std::string BlockRunner::Impl::run(const BlockLaunch& l, const uint32_t block_idx[3]) {
+// Makes every fibre of the block ready to start.
+bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]) {
+#if G4_ASAN
+  // A block that failed, or was never finished, left its fibres' red zones behind.
+  if (live) dirty_stacks = std::max(dirty_stacks, threads);
+#endif
   launch = &l;
   error.clear();
+  held.clear();
+  holding = false;
   threads = live = l.block[0] * l.block[1] * l.block[2];
-  if (threads == 0 || threads > kThreadsMax) return "block of " + std::to_string(threads) + " threads";
+  if (threads == 0 || threads > kThreadsMax) {
+    error = "block of " + std::to_string(threads) + " threads";
+    return false;
+  }
   random = l.seed ? l.seed ^ (block_idx[0] * 0x9e3779b1ull + block_idx[1] * 0x85ebca6bull + block_idx[2]) : 0;
-  shared.resize(l.shared_bytes + 128);
-  std::fill(shared.begin(), shared.end(), 0xFB);  // poison: shared memory starts undefined
+#if G4_ASAN
+  for (uint32_t i = 0; i < dirty_stacks; i++) ASAN_UNPOISON_MEMORY_REGION(stacks + i * stack_stride, stack_stride);
+  dirty_stacks = 0;
+  if (!shared.empty()) ASAN_UNPOISON_MEMORY_REGION(shared.data(), shared.size());
+#endif
+  if (shared.size() < l.shared_bytes + 256) shared.resize(l.shared_bytes + 256);
+  std::memset(shared.data(), 0xFB, l.shared_bytes + 256);  // poison: shared memory starts undefined
   uint8_t* base = shared.data() + (128 - reinterpret_cast<uintptr_t>(shared.data()) % 128) % 128;
+#if G4_ASAN
+  ASAN_POISON_MEMORY_REGION(base + l.shared_bytes, shared.data() + shared.size() - (base + l.shared_bytes));
+#endif
   block_waiting = 0;
   ready.clear();
   next_ready.clear();
@@ -267,12 +337,19 @@ std::string BlockRunner::Impl::run(const BlockLaunch& l, const uint32_t block_id
     prepare(f, i);
     next_ready.push_back(i);
   }
+  return true;
+}
+
+// Runs fibres until the block has ended, failed, or (holding) stands before griddepcontrol.wait.
+void BlockRunner::Impl::run_ready() {
+  running = this;
   while (live && error.empty()) {
     ready.swap(next_ready);
     next_ready.clear();
     if (random)
       for (size_t i = ready.size(); i > 1; i--) std::swap(ready[i - 1], ready[next_random(random) % i]);
     if (ready.empty()) {
+      if (holding && !held.empty()) break;
       std::set<Place> places;
       for (uint32_t i = 0; i < threads; i++)
         if (!fibres[i].done) places.insert(fibres[i].place);
@@ -296,11 +373,93 @@ std::string BlockRunner::Impl::run(const BlockLaunch& l, const uint32_t block_id
       }
     }
   }
-  return error;
+  running = nullptr;
 }
 
 BlockRunner::BlockRunner() : impl_(new Impl) {}
 BlockRunner::~BlockRunner() = default;
-std::string BlockRunner::run(const BlockLaunch& launch, const uint32_t block_idx[3]) { return impl_->run(launch, block_idx); }
+
+std::string BlockRunner::run(const BlockLaunch& launch, const uint32_t block_idx[3]) {
+  if (impl_->set_up(launch, block_idx)) impl_->run_ready();
+  return impl_->error;
+}
+
+std::string BlockRunner::begin(const BlockLaunch& launch, const uint32_t block_idx[3]) {
+  if (!impl_->set_up(launch, block_idx)) return impl_->error;
+  impl_->holding = true;
+  impl_->run_ready();
+  return impl_->error;
+}
+
+std::string BlockRunner::finish() {
+  impl_->holding = false;
+  impl_->next_ready.insert(impl_->next_ready.end(), impl_->held.begin(), impl_->held.end());
+  impl_->held.clear();
+  impl_->run_ready();
+  return impl_->error;
+}
+
+// ---- Faults of memory access ----------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+namespace {
+
+struct sigaction previous[NSIG];
+
+// Where a faulting fibre continues, on its own stack emptied: nothing of its frames is needed any more.
+void end_faulting_fibre() {
+  BlockRunner::Impl* r = running;
+  char text[96];
+  std::snprintf(text, sizeof text, "trap: %s of %p%s in thread %u", r->fault_write ? "store" : "load", r->fault_address,
+                r->holding ? " before griddepcontrol.wait" : "", r->current->thread.tid);
+  r->fail(text);
+  r->current->done = true;
+  r->to_main(*r->current);
+  abort();
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  BlockRunner::Impl* r = running;
+  if (r && r->current) {
+    greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+    r->fault_address = info->si_addr;
+    r->fault_write = registers[REG_ERR] & 2;
+    uint8_t* top = r->stack_of(*r->current) + r->stack_stride - 16384;
+    registers[REG_RSP] = (greg_t)(reinterpret_cast<uintptr_t>(top) / 16 * 16 - 8);
+    registers[REG_RIP] = (greg_t) reinterpret_cast<uintptr_t>(&end_faulting_fibre);
+    return;
+  }
+  const struct sigaction& old = previous[signal];
+  if (old.sa_flags & SA_SIGINFO) old.sa_sigaction(signal, info, context);
+  else if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) old.sa_handler(signal);
+  else sigaction(signal, &old, nullptr);  // back to the default: the instruction faults again and ends the process
+}
+
+}  // namespace
+
+void catch_faults() {
+  static const bool installed = [] {
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    for (int signal : {SIGSEGV, SIGBUS}) sigaction(signal, &action, &previous[signal]);
+    return true;
+  }();
+  (void)installed;
+  // A fibre that overflows its stack has none left to handle the signal on.
+  thread_local std::unique_ptr<uint8_t[]> stack;
+  stack_t present = {};
+  if (stack || (!sigaltstack(nullptr, &present) && !(present.ss_flags & SS_DISABLE))) return;
+  constexpr size_t kBytes = 64 * 1024;
+  stack.reset(new uint8_t[kBytes]);
+  stack_t alternative = {};
+  alternative.ss_sp = stack.get();
+  alternative.ss_size = kBytes;
+  sigaltstack(&alternative, nullptr);
+}
+#else
+void catch_faults() {}
+#endif
 
 }  // namespace g4soft

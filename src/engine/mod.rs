@@ -1,1 +1,5 @@
+//! The engine thread.
+
 pub mod handle;
+pub mod runner;
+pub mod start;

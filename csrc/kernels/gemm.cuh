@@ -1,0 +1,359 @@
+// Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu): geometry, output policies and two GPU bodies.
+//
+//   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over the
+//   steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The first sum is the total's start, not an addend to zero.
+//
+// direct (1, 2 or 4 token tiles of 8): bound by the weight stream. A block is S slabs x 8/S row sets; a warp owns R row
+//   tiles of 16 and one slab. Weights go straight to registers, one 16-byte load a lane = one A fragment, D steps ahead of
+//   the products; activations (8 bytes a lane, L1 or L2) ride in the same slots. A block walks row groups blockIdx.x,
+//   + gridDim.x, ... and loads the next group's first steps before it folds this one, so the stream has no gap.
+//   Slab sums meet in shared memory as raw fragments (16-byte accesses) and are added in ascending order.
+// staged (8 or 16 token tiles, and the prompt GEMM): bound by L1 and the tensor cores. A block is 128 rows x all its
+//   tokens, a warp 2 row tiles x half the token tiles; slabs run one after the other with totals in registers.
+//   Activations pass through shared memory by cp.async, three buffers of 64 depths; weights go to registers, 4 steps ahead.
+//
+// Launch, mirrored by the Rust launcher. 256 threads; T = token tiles of the instance; all integer arithmetic:
+//   tiles = ceil(n / 16)
+//   direct, T in {1, 2, 4}:
+//     R            = largest of 4 (2 when T = 1), 2, 1 with ceil(tiles / (R * 8 / S)) >= 112; 1 if none
+//     grid.x       = min(ceil(tiles / (R * 8 / S)), 264)          264 = 2 blocks on each of the 132 SMs of an H200
+//     shared bytes = 4096 * R * T                                 4 KiB .. 64 KiB
+//   staged, T in {8, 16}:   grid.x = ceil(tiles / 8),                       shared bytes = 3840 * T   (30720, 61440)
+//   g4_gemm_tiled:          grid.x = ceil(tiles / 8) * ceil(tokens / 64),   shared bytes = 30720
+// Grids are one-dimensional. Above 48 KiB the function needs its dynamic shared memory attribute.
+#ifndef G4_GEMM_CUH
+#define G4_GEMM_CUH
+
+#include "../common/cta.h"
+#include "../common/mma.h"
+#include "../common/pack_layout.h"
+#include "../gemma4_kernels.h"
+
+namespace g4 {
+
+// ---- Geometry -------------------------------------------------------------------------------------------------------
+
+constexpr int kGemmWarps = G4_GEMM_THREADS / G4_WARP;
+constexpr int kGemmBlocksMin = 112;       // fewer row groups than this: fewer rows a block
+constexpr int kGemmBlocksMax = 264;       // more row groups than this: a block walks several
+constexpr int kGemmChunkSteps = 4;        // steps of one staged buffer (128 bytes a token)
+constexpr int kGemmStages = 3;
+constexpr int kGemmTokenBytes = 160;      // a token's row of a staged buffer: 128 + 32, so that 8-byte reads of four
+                                          // tokens by a half-warp touch all 32 banks once
+constexpr int kGemmStagedRowTiles = 8;
+constexpr int kGemmTileElements = G4_TILE_M * G4_TILE_K;
+
+static_assert(kGemmWarps == 8, "slabs (at most 8) times row sets fill the warps of a block");
+static_assert(kGemmStagedRowTiles * G4_TILE_M == G4_GEMM_TILED_ROWS, "a staged block is 4 warps of 2 row tiles");
+static_assert(G4_GEMM_TILED_TOKENS == 64 && G4_ROWS_DECODE_MAX == 16 * G4_TILE_N, "instances hold up to 128 tokens");
+static_assert(kGemmTokenBytes % 16 == 0 && kGemmTokenBytes % 128 == 32, "16-byte copies, conflict-free 8-byte reads");
+static_assert(kGemmChunkSteps * G4_TILE_K * 2 == 128, "eight 16-byte pieces a token and buffer");
+
+G4_FN int gemm_tiles(int n) { return (n + G4_TILE_M - 1) / G4_TILE_M; }
+
+// Row tiles of one group of a direct block whose warps own `row_tiles` each.
+G4_FN int gemm_group_tiles(int row_tiles, int slabs) { return row_tiles * (kGemmWarps / slabs); }
+G4_FN int gemm_groups(int n, int row_tiles, int slabs) {
+  const int group = gemm_group_tiles(row_tiles, slabs);
+  return (gemm_tiles(n) + group - 1) / group;
+}
+
+// R of a direct instance.
+G4_FN int gemm_row_tiles(int token_tiles, int n, int slabs) {
+  int r = token_tiles == 1 ? 2 : 4;
+  while (r > 1 && gemm_groups(n, r, slabs) < kGemmBlocksMin) r /= 2;
+  return r;
+}
+
+G4_FN int gemm_grid(int token_tiles, int n, int slabs) {
+  if (token_tiles >= 8) return (gemm_tiles(n) + kGemmStagedRowTiles - 1) / kGemmStagedRowTiles;
+  const int groups = gemm_groups(n, gemm_row_tiles(token_tiles, n, slabs), slabs);
+  return groups < kGemmBlocksMax ? groups : kGemmBlocksMax;
+}
+
+G4_FN int gemm_shared_bytes(int token_tiles, int n, int slabs) {
+  if (token_tiles >= 8) return kGemmStages * token_tiles * G4_TILE_N * kGemmTokenBytes;
+  return kGemmWarps * G4_WARP * 16 * gemm_row_tiles(token_tiles, n, slabs) * token_tiles;
+}
+
+G4_FN int gemm_tiled_token_blocks(int tokens) { return (tokens + G4_GEMM_TILED_TOKENS - 1) / G4_GEMM_TILED_TOKENS; }
+G4_FN int gemm_tiled_grid(int tokens, int n) { return gemm_grid(8, n, 1) * gemm_tiled_token_blocks(tokens); }
+
+// Launch bounds: two blocks an SM (128 registers) where accumulators leave room.
+#define G4_GEMM_BOUNDS_1 G4_GEMM_THREADS, 2
+#define G4_GEMM_BOUNDS_2 G4_GEMM_THREADS, 2
+#define G4_GEMM_BOUNDS_4 G4_GEMM_THREADS
+#define G4_GEMM_BOUNDS_8 G4_GEMM_THREADS, 2
+#define G4_GEMM_BOUNDS_16 G4_GEMM_THREADS
+
+// ---- Output policies: what happens to a total ------------------------------------------------------------------------
+
+struct GemmOutBf16 {};
+G4_FN void gemm_put(GemmOutBf16, const G4GemmParams& p, int token, int row, float total) {
+  static_cast<uint16_t*>(p.out)[(long long)token * p.out_stride + row] = f32_to_bf16(total);
+}
+
+}  // namespace g4
+
+// G4_GEMM_BODIES: the host build runs the GPU bodies on fibres, product by product. Slow; gemm_test.cpp is run once so.
+#if G4_GPU || defined(G4_GEMM_BODIES)
+
+namespace g4 {
+
+struct alignas(16) GemmSums {
+  float v[4];
+};
+struct alignas(8) GemmPair {
+  uint32_t v[2];
+};
+
+// Rows g and g + 8, tokens 2t and 2t + 1 of one fragment of totals.
+template <class Out>
+G4_FN void gemm_put_fragment(const G4GemmParams& p, int row_tile, int token_tile, int lane, const float total[4]) {
+  G4_UNROLL
+  for (int e = 0; e < 4; e++) {
+    const int row = row_tile * G4_TILE_M + lane / 4 + (e >> 1) * 8;
+    const int token = token_tile * G4_TILE_N + (lane & 3) * 2 + (e & 1);
+    if (row < p.n && token < p.tokens) gemm_put(Out(), p, token, row, total[e]);
+  }
+}
+
+// ---- direct ---------------------------------------------------------------------------------------------------------
+
+// Operands of one step on their way to the tensor cores.
+template <int T, int R>
+struct GemmSlot {
+  Vec16 w[R];
+  uint32_t b[T][2];
+};
+
+template <int T, int R, class Out>
+G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
+  // Steps in flight: at least 8 weight loads a lane (32 KiB a block) where the registers allow it.
+  constexpr int D = R == 1 ? (T == 4 ? 4 : 8) : R == 2 ? (T == 4 ? 3 : 4) : (T == 4 ? 3 : 2);
+  static_assert(R * T <= 16, "accumulators stay within 64 registers");
+  G4_SHARED(GemmSums, sums);  // [warp][R][T][lane]
+
+  const int lane = cta.lane(), slab = cta.warp() & (p.slabs - 1), row_set = cta.warp() / p.slabs;
+  const int steps = depth_steps(p.k), per = steps / p.slabs, tiles = gemm_tiles(p.n);
+  const int group_tiles = gemm_group_tiles(R, p.slabs), groups = gemm_groups(p.n, R, p.slabs);
+  // Steps whose four depths of this lane lie below k: all but, in the last slab, the last step of some lanes.
+  const int deep = (p.k - slab * per * G4_TILE_K - (lane & 3) * 4 + G4_TILE_K - 1) / G4_TILE_K;
+
+  // Where the next D steps of weights and activations are read: advanced by D steps, reset at each new group.
+  const uint16_t* w[R];
+  const uint16_t* x[T];
+  auto point = [&](int group) {
+    G4_UNROLL
+    for (int r = 0; r < R; r++) {  // a row tile past the end reads the last one; its sums are not stored
+      int tile = group * group_tiles + row_set * R + r;
+      if (tile >= tiles) tile = tiles - 1;
+      w[r] = p.weight + ((long long)tile * steps + slab * per) * kGemmTileElements + lane * 8;
+    }
+    G4_UNROLL
+    for (int t = 0; t < T; t++)
+      x[t] = p.x + (long long)(t * G4_TILE_N + lane / 4) * p.x_stride + slab * per * G4_TILE_K + (lane & 3) * 4;
+  };
+  // Slot i: step j = j0 + i of the slab, where j0 is the step the pointers stand at.
+  auto load = [&](GemmSlot<T, R>& slot, int i, int j) {
+    G4_UNROLL
+    for (int r = 0; r < R; r++) slot.w[r] = load16_streaming(w[r] + i * kGemmTileElements);
+    G4_UNROLL
+    for (int t = 0; t < T; t++)  // tokens and depths past the end are +0
+      load8_ordered_if(slot.b[t], x[t] + i * G4_TILE_K, t * G4_TILE_N + lane / 4 < p.tokens && j < deep);
+  };
+
+  GemmSlot<T, R> slots[D];
+  int group = cta.block_x();
+  if (group >= groups) return;
+  point(group);
+  G4_UNROLL
+  for (int i = 0; i < D; i++)
+    if (i < per) load(slots[i], i, i);
+
+  for (; group < groups; group += cta.grid_x()) {
+    const int next = group + (int)cta.grid_x();
+    float acc[R][T][4] = {};
+    for (int j0 = 0; j0 < per; j0 += D) {
+      // What the slots are filled with while their steps are multiplied: the next D steps, or the next group's first.
+      int load_j0 = j0 + D, load_end = per;
+      if (load_j0 < per) {
+        G4_UNROLL
+        for (int r = 0; r < R; r++) w[r] += D * kGemmTileElements;
+        G4_UNROLL
+        for (int t = 0; t < T; t++) x[t] += D * G4_TILE_K;
+      } else {
+        load_j0 = 0;
+        if (next < groups) point(next);
+        else load_end = 0;
+      }
+      G4_UNROLL
+      for (int i = 0; i < D; i++) {
+        if (j0 + i < per) {
+          G4_UNROLL
+          for (int r = 0; r < R; r++)
+            G4_UNROLL
+            for (int t = 0; t < T; t++)
+              mma_16x8x16(cta, acc[r][t], slots[i].w[r].w, slots[i].b[t][0], slots[i].b[t][1]);
+        }
+        if (load_j0 + i < load_end) load(slots[i], i, load_j0 + i);
+      }
+    }
+    G4_UNROLL
+    for (int r = 0; r < R; r++)
+      G4_UNROLL
+      for (int t = 0; t < T; t++)
+        sums[((cta.warp() * R + r) * T + t) * G4_WARP + lane] =
+            GemmSums{{acc[r][t][0], acc[r][t][1], acc[r][t][2], acc[r][t][3]}};
+    G4_SYNC(cta);
+    for (int f = cta.warp(); f < group_tiles * T; f += kGemmWarps) {  // one fragment of totals a warp and turn
+      const int t = f % T, r = f / T % R, set = f / (T * R);
+      const GemmSums* sum = sums + ((set * p.slabs * R + r) * T + t) * G4_WARP + lane;
+      GemmSums total = sum[0];
+      G4_UNROLL
+      for (int s = 1; s < kGemmWarps; s++)
+        if (s < p.slabs) {
+          const GemmSums next_slab = sum[s * R * T * G4_WARP];
+          G4_UNROLL
+          for (int e = 0; e < 4; e++) total.v[e] += next_slab.v[e];
+        }
+      gemm_put_fragment<Out>(p, group * group_tiles + set * R + r, t, lane, total.v);
+    }
+    G4_SYNC(cta);  // the sums are read before the next group's are written
+  }
+}
+
+// ---- staged ---------------------------------------------------------------------------------------------------------
+
+// Rows [row_block * 128, + 128), tokens [token0, token0 + TT * 8).
+template <int TT, class Out>
+G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0) {
+  constexpr int R = 2, TW = TT / 2, C = kGemmChunkSteps, kBuffer = TT * G4_TILE_N * kGemmTokenBytes;
+  static_assert(TT % 2 == 0 && R * TW <= 16, "accumulators and totals stay within 128 registers");
+  G4_SHARED(uint8_t, staged);  // [stage][token][160 bytes]
+
+  const int lane = cta.lane(), token_tile0 = (cta.warp() / 4) * TW;
+  const int steps = depth_steps(p.k), per = steps / p.slabs, tiles = gemm_tiles(p.n), chunks = (steps + C - 1) / C;
+  const int tile = row_block * kGemmStagedRowTiles + (cta.warp() & 3) * R;
+  const uint16_t* w = p.weight + (long long)tile * steps * kGemmTileElements + lane * 8;
+
+  auto stage = [&](int chunk) {  // tokens past the end and depths past k become +0
+    uint8_t* buffer = staged + chunk % kGemmStages * kBuffer;
+    for (int piece = cta.tid(); piece < TT * G4_TILE_N * 8; piece += G4_GEMM_THREADS) {
+      const int token = piece >> 3, depth = chunk * C * G4_TILE_K + (piece & 7) * 8;
+      const bool inside = token0 + token < p.tokens && depth < p.k;
+      const uint16_t* src = inside ? p.x + (long long)(token0 + token) * p.x_stride + depth : p.x;
+      copy16_async(cta, buffer + token * kGemmTokenBytes + (piece & 7) * 16, src, inside);
+    }
+  };
+  auto load = [&](Vec16 slot[R], int step) {
+    G4_UNROLL
+    for (int r = 0; r < R; r++) {
+      slot[r] = Vec16{{0, 0, 0, 0}};
+      if (tile + r < tiles) slot[r] = load16_ordered(w + ((long long)r * steps + step) * kGemmTileElements);
+    }
+  };
+
+  Vec16 slots[C][R];
+  G4_UNROLL
+  for (int i = 0; i < C; i++)
+    if (i < steps) load(slots[i], i);
+  G4_UNROLL
+  for (int c = 0; c < kGemmStages - 1; c++) {
+    if (c < chunks) stage(c);
+    copy_async_commit(cta);
+  }
+
+  float acc[R][TW][4] = {}, total[R][TW][4];
+  int slab_end = per;
+  for (int c = 0; c < chunks; c++) {
+    copy_async_wait<kGemmStages - 2>(cta);
+    G4_SYNC(cta);  // chunk c has landed for all, and all have left the buffer that the next copies fill
+    if (c + kGemmStages - 1 < chunks) stage(c + kGemmStages - 1);
+    copy_async_commit(cta);
+    const uint8_t* b = staged + c % kGemmStages * kBuffer + (lane / 4) * kGemmTokenBytes + (lane & 3) * 8;
+    G4_UNROLL
+    for (int i = 0; i < C; i++) {
+      const int step = c * C + i;
+      if (step < steps) {
+        G4_UNROLL
+        for (int t = 0; t < TW; t++) {
+          const GemmPair x =
+              *reinterpret_cast<const GemmPair*>(b + (token_tile0 + t) * G4_TILE_N * kGemmTokenBytes + i * 32);
+          G4_UNROLL
+          for (int r = 0; r < R; r++) mma_16x8x16(cta, acc[r][t], slots[i][r].w, x.v[0], x.v[1]);
+        }
+        if (step + C < steps) load(slots[i], step + C);
+        if (step + 1 == slab_end) {
+          G4_UNROLL
+          for (int r = 0; r < R; r++)
+            G4_UNROLL
+            for (int t = 0; t < TW; t++)
+              G4_UNROLL
+              for (int e = 0; e < 4; e++) {
+                total[r][t][e] = slab_end == per ? acc[r][t][e] : total[r][t][e] + acc[r][t][e];
+                acc[r][t][e] = 0.0f;
+              }
+          slab_end += per;
+        }
+      }
+    }
+  }
+  G4_UNROLL
+  for (int r = 0; r < R; r++)
+    G4_UNROLL
+    for (int t = 0; t < TW; t++)
+      gemm_put_fragment<Out>(p, tile + r, token0 / G4_TILE_N + token_tile0 + t, lane, total[r][t]);
+}
+
+}  // namespace g4
+
+#endif
+#if !G4_GPU
+#include "gemm_host.h"
+#endif
+
+namespace g4 {
+
+// One small-GEMM instance of T token tiles.
+template <int T, class Out>
+G4_FN void gemm_instance(Cta cta, const G4GemmParams& p) {
+#if !G4_GPU
+  gemm_check(cta, p, T * G4_TILE_N, gemm_shared_bytes(T, p.n, p.slabs));
+#endif
+#if G4_GPU || defined(G4_GEMM_BODIES)
+  if constexpr (T >= 8) {
+    gemm_staged<T, Out>(cta, p, cta.block_x(), 0);
+  } else {
+    switch (gemm_row_tiles(T, p.n, p.slabs)) {
+      case 4:
+        if constexpr (T > 1) gemm_direct<T, 4, Out>(cta, p);
+        break;
+      case 2: gemm_direct<T, 2, Out>(cta, p); break;
+      default: gemm_direct<T, 1, Out>(cta, p); break;
+    }
+  }
+#else
+  GemmHostTask task;
+  task.params = &p;
+  task.token_begin = 0;
+  task.token_end = p.tokens;
+  if (T >= 8) {
+    task.group_begin = cta.block_x();
+    task.group_end = task.group_begin + 1;
+    task.group_stride = 1;
+    task.group_tiles = kGemmStagedRowTiles;
+  } else {
+    const int row_tiles = gemm_row_tiles(T, p.n, p.slabs);
+    task.group_begin = cta.block_x();
+    task.group_stride = cta.grid_x();
+    task.group_end = gemm_groups(p.n, row_tiles, p.slabs);
+    task.group_tiles = gemm_group_tiles(row_tiles, p.slabs);
+  }
+  G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<Out>);
+#endif
+}
+
+}  // namespace g4
+
+#endif

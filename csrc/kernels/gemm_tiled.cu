@@ -1,0 +1,29 @@
+// The product of gemm.cu for any number of tokens, bit for bit: the linear layers of a prompt chunk.
+//
+// Shapes   as gemm.cu. A block is 128 weight rows x 64 tokens; block b holds row block b / token_blocks and token block
+//          b % token_blocks, so that the blocks running at one time share weight rows: the weights, larger than L2, are read
+//          once, and x, which fits L2, many times.
+// Moves    from memory 2 n k + 2 tokens k + 2 tokens n bytes; from L2 to the SMs 2 k (128 + 64) bytes a block.
+// Fast by  reuse in registers: a warp's 32 rows x 32 tokens take 2 weight loads and 4 shared-memory reads for 8 products.
+//          x is copied by cp.async two chunks of 64 depths ahead. Body: gemm_staged in gemm.cuh.
+// Tried    nothing has been timed on a GPU. mma.sync only: whether wgmma gives the same bits is to be learnt (numerics, 5).
+// Test     csrc/tests/gemm_test.cpp, tests named tiled.
+#include "gemm.cuh"
+
+G4_KERNEL(g4_gemm_tiled, G4GemmParams, G4_GEMM_BOUNDS_8) {
+  using namespace g4;
+  const int token_blocks = gemm_tiled_token_blocks(p.tokens);
+  const int row_block = cta.block_x() / token_blocks;
+  const int token0 = cta.block_x() % token_blocks * G4_GEMM_TILED_TOKENS;
+#if !G4_GPU
+  gemm_check(cta, p, INT32_MAX, gemm_shared_bytes(8, p.n, p.slabs));
+#endif
+#if G4_GPU || defined(G4_GEMM_BODIES)
+  gemm_staged<8, GemmOutBf16>(cta, p, row_block, token0);
+#else
+  const int token_end = token0 + G4_GEMM_TILED_TOKENS;
+  GemmHostTask task = {&p, row_block, row_block + 1, 1, kGemmStagedRowTiles, token0,
+                       token_end < p.tokens ? token_end : p.tokens};
+  G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<GemmOutBf16>);
+#endif
+}

@@ -1,0 +1,32 @@
+// out[t][v] = cap * tanh(s / cap), s = sum over slabs of chains of w[v][k] x[t][k]; f32 throughout, cap 0: out = s.
+//
+// Shapes   weight: the tied embedding, packed [ceil(vocab/16)][ceil(k/16)][32][8] bf16; x [tokens][k] bf16 after the final
+//          norm; out [tokens][vocab] f32, rows out_stride apart. Instances as in gemm.cu.
+// Moves    2 vocab k bytes of weights once (2 GiB at 262144 x 3840: the largest single read of a step), 4 tokens vocab out.
+// Fast by  what gemm.cu does. A block walks many row groups and loads the next group's weights before it folds the last.
+// Tried    nothing has been timed on a GPU.
+// Test     csrc/tests/gemm_test.cpp, tests named logits. G4_PLANT_NO_SOFTCAP is a planted bug: gates that compare logits
+//          must go red with it.
+#include "../common/math.h"
+#include "gemm.cuh"
+
+namespace g4 {
+
+struct GemmOutLogits {};
+G4_FN void gemm_put(GemmOutLogits, const G4GemmParams& p, int token, int row, float total) {
+#ifndef G4_PLANT_NO_SOFTCAP
+  if (p.softcap != 0.0f) total = p.softcap * tanh(total / p.softcap);
+#endif
+  static_cast<float*>(p.out)[(long long)token * p.out_stride + row] = total;
+}
+
+}  // namespace g4
+
+#define G4_LOGITS_INSTANCE(T) \
+  G4_KERNEL(g4_logits_t##T, G4GemmParams, G4_GEMM_BOUNDS_##T) { g4::gemm_instance<T, g4::GemmOutLogits>(cta, p); }
+
+G4_LOGITS_INSTANCE(1)
+G4_LOGITS_INSTANCE(2)
+G4_LOGITS_INSTANCE(4)
+G4_LOGITS_INSTANCE(8)
+G4_LOGITS_INSTANCE(16)

@@ -1,0 +1,167 @@
+#include "faults.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "control.h"
+#include "counters.h"
+#include "world.h"
+
+namespace g4soft {
+namespace {
+
+// A countdown of calls. remaining 0: no plan. The fast path of an unplanned call is one relaxed load.
+struct Plan {
+  std::atomic<uint64_t> remaining{0};
+  std::atomic<int> code{0};
+
+  void set(uint64_t n, int c) {
+    code = c;
+    remaining = n;
+  }
+  CUresult step() {
+    uint64_t n = remaining.load(std::memory_order_relaxed);
+    while (n) {
+      if (remaining.compare_exchange_weak(n, n - 1)) {
+        if (n != 1) return CUDA_SUCCESS;
+        G4_COUNT(faults);
+        return (CUresult)code.load();
+      }
+    }
+    return CUDA_SUCCESS;
+  }
+};
+
+struct Faults {
+  Plan call, named, launch;
+  std::mutex mutex;  // name, report
+  std::string name, last_report;
+  std::atomic<bool> is_armed{false}, refuse{false};
+  std::atomic<bool> any_stall{false};
+  bool stall_all = false;              // this and the set: under the world's mutex
+  std::set<const void*> stalled_streams;
+
+  Faults() {
+    // GEMMA4_SOFT_FAIL_CALL=N[:code], GEMMA4_SOFT_FAIL_LAUNCH=N[:code], GEMMA4_SOFT_STALL=1
+    from_environment("GEMMA4_SOFT_FAIL_CALL", call, CUDA_ERROR_UNKNOWN);
+    from_environment("GEMMA4_SOFT_FAIL_LAUNCH", launch, CUDA_ERROR_ILLEGAL_ADDRESS);
+    const char* stall = std::getenv("GEMMA4_SOFT_STALL");
+    if (stall && *stall && *stall != '0') any_stall = stall_all = true;
+  }
+  static void from_environment(const char* variable, Plan& plan, int code) {
+    const char* text = std::getenv(variable);
+    if (!text) return;
+    const char* colon = std::strchr(text, ':');
+    plan.set(std::strtoull(text, nullptr, 0), colon ? std::atoi(colon + 1) : code);
+  }
+};
+
+Faults& faults() {
+  static Faults* all = new Faults;
+  return *all;
+}
+
+}  // namespace
+
+void report(const char* format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  std::fprintf(stderr, "software device: %s\n", text);
+  std::lock_guard<std::mutex> lock(faults().mutex);
+  faults().last_report = text;
+}
+
+CUresult planned_call_fault(const char* function) {
+  Faults& f = faults();
+  if (f.named.remaining.load(std::memory_order_relaxed)) {
+    bool matches;
+    {
+      std::lock_guard<std::mutex> lock(f.mutex);
+      matches = f.name == function;
+    }
+    if (matches)
+      if (const CUresult error = f.named.step()) return error;
+  }
+  return f.call.step();
+}
+
+CUresult planned_launch_fault() { return faults().launch.step(); }
+
+CUresult armed(Startup what, const char* function) {
+  Faults& f = faults();
+  if (!f.is_armed.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  switch (what) {
+    case Startup::kAllocation: G4_COUNT(armed_allocations); break;
+    case Startup::kFree: G4_COUNT(armed_frees); break;
+    case Startup::kModuleLoad: G4_COUNT(armed_module_loads); break;
+    case Startup::kCapture: G4_COUNT(armed_captures); break;
+    case Startup::kInstantiation: G4_COUNT(armed_instantiations); break;
+  }
+  if (!f.refuse || what == Startup::kFree) return CUDA_SUCCESS;
+  report("%s refused: start-up has ended", function);
+  return CUDA_ERROR_NOT_PERMITTED;
+}
+
+bool stalled(const void* stream) {
+  Faults& f = faults();
+  if (!f.any_stall.load(std::memory_order_relaxed)) return false;
+  return f.stall_all || f.stalled_streams.count(stream);
+}
+
+}  // namespace g4soft
+
+using namespace g4soft;
+
+#define G4_CONTROL extern "C" __attribute__((visibility("default")))
+
+G4_CONTROL void g4soft_fail_call(uint64_t n, int code) { faults().call.set(n, code); }
+
+G4_CONTROL void g4soft_fail_named(const char* function, uint64_t n, int code) {
+  std::lock_guard<std::mutex> lock(faults().mutex);
+  faults().name = function;
+  faults().named.set(n, code);
+}
+
+G4_CONTROL void g4soft_fail_launch(uint64_t n, int code) { faults().launch.set(n, code); }
+
+G4_CONTROL void g4soft_stall(void* stream) {
+  Lock lock(world().mutex);
+  if (stream) faults().stalled_streams.insert(stream);
+  else faults().stall_all = true;
+  faults().any_stall = true;
+}
+
+G4_CONTROL void g4soft_release(void) {
+  Lock lock(world().mutex);
+  faults().stalled_streams.clear();
+  faults().any_stall = faults().stall_all = false;
+  world().progress.notify_all();
+}
+
+G4_CONTROL void g4soft_arm(int refuse) {
+  faults().refuse = refuse != 0;
+  faults().is_armed = true;
+}
+
+G4_CONTROL void g4soft_disarm(void) { faults().is_armed = false; }
+
+G4_CONTROL size_t g4soft_last_report(char* text, size_t bytes) {
+  std::lock_guard<std::mutex> lock(faults().mutex);
+  const std::string& last = faults().last_report;
+  if (bytes) {
+    const size_t n = std::min(bytes - 1, last.size());
+    std::memcpy(text, last.data(), n);
+    text[n] = 0;
+  }
+  return last.size();
+}

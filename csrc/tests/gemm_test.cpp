@@ -1,0 +1,440 @@
+// The matrix products against the rule of numerics section 2, written out per output: unpacked weights, one ascending chain
+// a slab, slab sums added ascending, one rounding. On the host every comparison is of bits.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "../kernels/gemm.cuh"
+#include "reference.h"
+
+using namespace g4test;
+
+namespace {
+
+// Read-only input that ends where its memory ends: one element further faults (bare back end).
+class Input {
+ public:
+  explicit Input(const Bf16s& v) : bytes_(v.size() * 2) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    mapped_ = (bytes_ + page - 1) / page * page;
+    base_ = static_cast<uint8_t*>(mmap(nullptr, mapped_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    G4_CHECK(base_ != MAP_FAILED, "mmap of %zu bytes", mapped_);
+    mprotect(base_ + mapped_, page, PROT_NONE);
+    mapped_ += page;
+    at_ = reinterpret_cast<uint16_t*>(base_ + mapped_ - page - bytes_);
+    std::memcpy(at_, v.data(), bytes_);
+  }
+  Input(const Input&) = delete;
+  ~Input() { munmap(base_, mapped_); }
+  const uint16_t* ptr() const { return at_; }
+
+ private:
+  size_t bytes_, mapped_;
+  uint8_t* base_;
+  uint16_t* at_;
+};
+
+struct Instance {
+  int token_tiles;
+  G4SoftKernelFn gemm, logits;
+};
+const Instance kInstances[] = {{1, &g4_gemm_t1, &g4_logits_t1},
+                               {2, &g4_gemm_t2, &g4_logits_t2},
+                               {4, &g4_gemm_t4, &g4_logits_t4},
+                               {8, &g4_gemm_t8, &g4_logits_t8},
+                               {16, &g4_gemm_t16, &g4_logits_t16}};
+enum Kind { kGemm, kLogits };
+const int kTiled = 0;  // token_tiles of the prompt GEMM
+
+int smallest(int tokens) {
+  int t = 1;
+  while (t * 8 < tokens) t *= 2;
+  return t;
+}
+
+struct Weights {
+  int n, k;
+  Bf16s packed;
+  Weights(int n, int k) : n(n), k(k), packed((size_t)g4::gemm_tiles(n) * g4::depth_steps(k) * 256, 0) {}
+  Weights(int n, int k, const Bf16s& rows) : Weights(n, k) {
+    for (int r = 0; r < n; r++)
+      for (int d = 0; d < k; d++) at(r, d) = rows[(size_t)r * k + d];
+  }
+  uint16_t& at(int row, int depth) { return packed[(size_t)g4::packed_offset(row, depth, g4::depth_steps(k))]; }
+  uint16_t at(int row, int depth) const { return const_cast<Weights*>(this)->at(row, depth); }
+};
+
+// Normal numbers of about unit size from few random bits: sign, 7 mantissa bits, exponent 2^-3 .. 2^0.
+Bf16s quick_bf16(Random& r, size_t n) {
+  Bf16s v(n);
+  for (uint16_t& e : v) {
+    const uint64_t z = r.next();
+    e = (uint16_t)((z & 0x807f) | ((124 + (z >> 20 & 3)) << 7));
+  }
+  return v;
+}
+
+// The rule. Total of one output.
+float rule(const Weights& w, int row, const uint16_t* x) {
+  const int steps = (w.k + 15) / 16;
+  int slabs = 8;
+  while (slabs > 1 && (steps % slabs || steps / slabs < 11)) slabs /= 2;
+  float total = 0;
+  for (int s = 0; s < slabs; s++) {
+    float chain = 0.0f;
+    for (int d = s * (steps / slabs) * 16; d < (s + 1) * (steps / slabs) * 16 && d < w.k; d++) {
+      const float product = widen(w.at(row, d)) * widen(x[d]);
+      chain += product;
+    }
+    total = s == 0 ? chain : total + chain;
+  }
+  return total;
+}
+
+// Totals [tokens][n].
+std::vector<float> rule(const Weights& w, const Bf16s& x) {
+  const int tokens = (int)(x.size() / w.k);
+  std::vector<float> out((size_t)tokens * w.n);
+  for (int t = 0; t < tokens; t++)
+    for (int r = 0; r < w.n; r++) out[(size_t)t * w.n + r] = rule(w, r, x.data() + (size_t)t * w.k);
+  return out;
+}
+
+struct Run {
+  Kind kind = kGemm;
+  float softcap = 0;
+  uint64_t seed = 0;
+  int x_gap = 8, out_gap = 3;  // elements between rows: NaN before the product, untouched poison after it
+};
+
+// Launches one instance as the launcher does; x is [tokens][k]. Returns [tokens][n] of what out holds, as raw bits.
+std::vector<uint32_t> product(int token_tiles, const Weights& w, const Bf16s& x, Run run = Run()) {
+  const int tokens = (int)(x.size() / w.k), slabs = g4::slab_count(w.k);
+  const int x_stride = w.k + run.x_gap, out_stride = w.n + run.out_gap, guard_rows = 2;
+  Bf16s spread((size_t)(tokens - 1) * x_stride + w.k, 0x7fc0);
+  for (int t = 0; t < tokens; t++)
+    std::copy_n(x.begin() + (size_t)t * w.k, w.k, spread.begin() + (size_t)t * x_stride);
+  const Input xs(spread), ws(w.packed);
+  const size_t outs = (size_t)(tokens + guard_rows) * out_stride;
+  Buffer<uint16_t> bf16(run.kind == kGemm ? outs : 1);
+  Buffer<uint32_t> f32(run.kind == kLogits ? outs : 1);
+
+  G4GemmParams p = {};
+  p.weight = ws.ptr();
+  p.x = xs.ptr();
+  p.out = run.kind == kGemm ? static_cast<void*>(bf16.ptr()) : f32.ptr();
+  p.tokens = tokens;
+  p.n = w.n;
+  p.k = w.k;
+  p.x_stride = x_stride;
+  p.out_stride = out_stride;
+  p.slabs = slabs;
+  p.softcap = run.softcap;
+  if (token_tiles == kTiled) {
+    launch(&g4_gemm_tiled, "g4_gemm_tiled", &p, {(uint32_t)g4::gemm_tiled_grid(tokens, w.n)}, G4_GEMM_THREADS,
+           g4::gemm_shared_bytes(8, w.n, slabs), run.seed);
+  } else {
+    const Instance* i = kInstances;
+    while (i->token_tiles != token_tiles) i++;
+    launch(run.kind == kGemm ? i->gemm : i->logits, "small GEMM", &p, {(uint32_t)g4::gemm_grid(token_tiles, w.n, slabs)},
+           G4_GEMM_THREADS, g4::gemm_shared_bytes(token_tiles, w.n, slabs), run.seed);
+  }
+  std::vector<uint32_t> all(outs), out;
+  const std::vector<uint16_t> low = bf16.download();
+  const std::vector<uint32_t> wide = f32.download();
+  for (size_t i = 0; i < outs; i++) all[i] = run.kind == kGemm ? low[i] : wide[i];
+  for (int t = 0; t < tokens + guard_rows; t++)
+    for (int r = 0; r < out_stride; r++) {
+      const uint32_t v = all[(size_t)t * out_stride + r];
+      if (t < tokens && r < w.n) out.push_back(v);
+      else G4_CHECK(v == (run.kind == kGemm ? 0xfbfbu : 0xfbfbfbfbu), "store outside the output: token %d row %d", t, r);
+    }
+  return out;
+}
+
+std::vector<uint32_t> rounded(const std::vector<float>& totals) {
+  std::vector<uint32_t> v;
+  for (float f : totals) v.push_back(round_reference(f));
+  return v;
+}
+std::vector<uint32_t> raw(const std::vector<float>& totals) {
+  std::vector<uint32_t> v;
+  for (float f : totals) v.push_back(g4::f32_bits(f));
+  return v;
+}
+
+void same(const std::vector<uint32_t>& got, const std::vector<uint32_t>& want, const Weights& w, const char* what,
+          int token_tiles) {
+  G4_CHECK(got.size() <= want.size(), "%zu outputs, %zu expected", got.size(), want.size());
+  for (size_t i = 0; i < got.size(); i++)
+    G4_CHECK(got[i] == want[i], "%s, t%d, n %d, k %d, token %zu of %zu, row %zu: %08x, want %08x", what, token_tiles, w.n, w.k,
+             i / w.n, got.size() / w.n, i % w.n, got[i], want[i]);
+}
+
+Bf16s first_tokens(const Bf16s& x, int tokens, int k) { return Bf16s(x.begin(), x.begin() + (size_t)tokens * k); }
+
+const int kTokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128};
+const int kRows[] = {1, 15, 16, 17, 64, 257};
+const int kDepths[] = {8, 16, 24, 64, 176, 352, 512, 704, 1024, 3840};
+
+}  // namespace
+
+G4_TEST(gemm_slab_counts_are_those_of_the_rule) {
+  const int want[][2] = {{8, 1},    {64, 1},   {176, 1},  {344, 2},  {352, 2},  {512, 2},  {704, 4},   {1024, 4},
+                         {1400, 8}, {1408, 8}, {1536, 8}, {2112, 4}, {2560, 8}, {3840, 8}, {15360, 8}, {21504, 8}};
+  for (const auto& e : want) G4_CHECK(g4::slab_count(e[0]) == e[1], "S(%d) = %d", e[0], g4::slab_count(e[0]));
+}
+
+G4_TEST(gemm_follows_the_rule_at_every_size) {
+  Random r(11);
+  for (int n : kRows)
+    for (int k : kDepths) {
+      const Weights w(n, k, quick_bf16(r, (size_t)n * k));
+      const Bf16s x = quick_bf16(r, (size_t)200 * k);
+      const std::vector<uint32_t> want = rounded(rule(w, x));
+      for (int tokens : kTokens) {
+        const Bf16s some = first_tokens(x, tokens, k);
+        same(product(smallest(tokens), w, some), want, w, "small", smallest(tokens));
+        same(product(kTiled, w, some), want, w, "tiled", kTiled);
+      }
+      for (int tokens : {129, 200}) same(product(kTiled, w, first_tokens(x, tokens, k)), want, w, "tiled", kTiled);
+    }
+}
+
+G4_TEST(gemm_every_instance_that_holds_the_tokens_gives_the_same_bits) {
+  Random r(12);
+  for (int k : {24, 352, 704, 1408}) {  // S = 1, 2, 4, 8
+    const Weights w(257, k, random_bf16(r, (size_t)257 * k));
+    const Bf16s x = random_bf16(r, (size_t)33 * k);
+    const std::vector<float> totals = rule(w, x);
+    Run logits;
+    logits.kind = kLogits;
+    for (int tokens : {1, 5, 8, 13, 16, 31, 33})
+      for (const Instance& i : kInstances) {
+        if (tokens > i.token_tiles * 8) continue;
+        const Bf16s some = first_tokens(x, tokens, k);
+        same(product(i.token_tiles, w, some), rounded(totals), w, "gemm", i.token_tiles);
+        same(product(i.token_tiles, w, some, logits), raw(totals), w, "logits", i.token_tiles);
+      }
+  }
+}
+
+G4_TEST(gemm_real_widths_follow_the_rule_at_sampled_rows) {
+  const int shapes[][2] = {{8192 + 1024, 3840}, {3840, 8192}, {3840, 15360}};  // 12B: q|k of a global layer, o, down
+  Random r(13);
+  for (const auto& shape : shapes) {
+    Weights w(shape[0], shape[1]);
+    w.packed = quick_bf16(r, w.packed.size());
+    const Bf16s x = quick_bf16(r, (size_t)9 * w.k);
+    for (int tokens : {1, 9}) {
+      const std::vector<uint32_t> small = product(smallest(tokens), w, first_tokens(x, tokens, w.k));
+      for (int i = 0; i < 64; i++) {
+        const int row = i == 0 ? 0 : i == 1 ? w.n - 1 : (int)r.below(w.n);
+        for (int t = 0; t < tokens; t++) {
+          const uint16_t want = round_reference(rule(w, row, x.data() + (size_t)t * w.k));
+          G4_CHECK(small[(size_t)t * w.n + row] == want, "n %d, k %d, token %d, row %d: %04x, want %04x", w.n, w.k, t, row,
+                   small[(size_t)t * w.n + row], want);
+        }
+      }
+      same(product(kTiled, w, first_tokens(x, tokens, w.k)), small, w, "tiled against small", kTiled);
+    }
+  }
+}
+
+G4_TEST(gemm_a_token_does_not_depend_on_its_neighbours_or_its_column) {
+  Random r(14);
+  for (int k : {24, 704, 1408})
+    for (int tokens : {7, 16, 40, 65}) {
+      const Weights w(40, k, random_bf16(r, (size_t)40 * k));
+      const Bf16s x = random_bf16(r, (size_t)tokens * k);
+      for (int tiles : {smallest(tokens), kTiled}) {
+        const std::vector<uint32_t> base = product(tiles, w, x);
+        std::vector<int> order(tokens);
+        for (int i = 0; i < tokens; i++) order[i] = i;
+        for (int i = tokens; i > 1; i--) std::swap(order[i - 1], order[r.below(i)]);
+        Bf16s moved(x.size());
+        for (int t = 0; t < tokens; t++) std::copy_n(x.begin() + (size_t)order[t] * k, k, moved.begin() + (size_t)t * k);
+        const std::vector<uint32_t> got = product(tiles, w, moved);
+        for (int t = 0; t < tokens; t++) {
+          const Bf16s alone(moved.begin() + (size_t)t * k, moved.begin() + (size_t)(t + 1) * k);
+          const std::vector<uint32_t> solo = product(1, w, alone);
+          for (int row = 0; row < w.n; row++) {
+            const uint32_t v = got[(size_t)t * w.n + row];
+            G4_CHECK(v == base[(size_t)order[t] * w.n + row] && v == solo[row], "k %d, %d tokens, t%d, token %d, row %d", k,
+                     tokens, tiles, order[t], row);
+          }
+        }
+      }
+    }
+}
+
+G4_TEST(gemm_nan_and_infinity_of_one_token_touch_no_other) {
+  Random r(15);
+  for (int k : {24, 704}) {
+    const Weights w(33, k, random_bf16(r, (size_t)33 * k));
+    for (int tokens : {3, 20, 66}) {
+      const Bf16s x = random_bf16(r, (size_t)tokens * k);
+      for (int tiles : {smallest(tokens), kTiled}) {
+        const std::vector<uint32_t> clean = product(tiles, w, x);
+        for (int bad : {0, tokens / 2, tokens - 1}) {
+          Bf16s dirty = x;
+          for (int d = 0; d < k; d++) dirty[(size_t)bad * k + d] = d % 2 ? 0x7fc0 : 0x7f80;
+          const std::vector<uint32_t> got = product(tiles, w, dirty);
+          for (int t = 0; t < tokens; t++)
+            for (int row = 0; row < w.n; row++) {
+              const size_t i = (size_t)t * w.n + row;
+              if (t == bad) G4_CHECK(widen((uint16_t)got[i]) != widen((uint16_t)got[i]), "NaN vanished: row %d", row);
+              else G4_CHECK(got[i] == clean[i], "token %d changed by token %d, t%d, row %d", t, bad, tiles, row);
+            }
+        }
+      }
+    }
+  }
+}
+
+G4_TEST(gemm_signed_zeros_denormals_and_extremes_follow_the_rule) {
+  Random r(16);
+  // Zeros of both signs, denormals, numbers whose products underflow, large ones whose sums cancel.
+  const uint16_t pool[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x807f, 0x0080, 0x1f80, 0x9f80,
+                           0x2000, 0x3f80, 0xbf80, 0x5c00, 0xdc00, 0x4049, 0xc049};
+  Run logits;
+  logits.kind = kLogits;
+  for (int used : {2, 6, 11, 16})
+    for (int k : {8, 24, 176, 352, 1408}) {
+      Weights w(17, k);
+      for (int row = 0; row < w.n; row++)
+        for (int d = 0; d < k; d++) w.at(row, d) = pool[r.below(used)];
+      Bf16s x((size_t)9 * k);
+      for (uint16_t& e : x) e = pool[r.below(used)];
+      const std::vector<float> totals = rule(w, x);
+      for (float f : totals) G4_CHECK(g4::f32_bits(f) != 0x80000000u, "a chain from +0 gave -0, k %d", k);
+      same(product(2, w, x), rounded(totals), w, "extremes", 2);
+      same(product(2, w, x, logits), raw(totals), w, "extremes, f32", 2);
+      same(product(kTiled, w, x), rounded(totals), w, "extremes", kTiled);
+    }
+}
+
+// numerics, section 5. On the host a chain from +0 never holds -0 (a product that underflows is rounded before it is added),
+// so the accumulators seen here are all that can stand there.
+G4_TEST(gemm_a_zero_operand_returns_the_accumulators_bit_for_bit) {
+  Random r(17);
+  Run logits;
+  logits.kind = kLogits;
+  for (float scale : {1.0f, 1e-19f, 3e-20f, 1e15f}) {  // 1e-19: sums are denormal
+    const int head = 16, k = 176;                      // S(176) = 1: one chain
+    const Weights first(32, head, random_bf16(r, (size_t)32 * head, scale));
+    const Bf16s x = random_bf16(r, (size_t)9 * head, scale);
+    const std::vector<uint32_t> want = product(2, first, x, logits);
+    for (int zero_weights = 0; zero_weights < 2; zero_weights++) {
+      Weights w(32, k);
+      Bf16s longer((size_t)9 * k);
+      for (int d = 0; d < k; d++) {
+        for (int row = 0; row < 32; row++)
+          w.at(row, d) = d < head ? first.at(row, d) : zero_weights ? 0 : random_bf16(r, 1)[0];
+        for (int t = 0; t < 9; t++)
+          longer[(size_t)t * k + d] = d < head ? x[(size_t)t * head + d] : zero_weights ? random_bf16(r, 1)[0] : 0;
+      }
+      same(product(2, w, longer, logits), want, w, zero_weights ? "zero weights" : "zero activations", 2);
+    }
+  }
+}
+
+G4_TEST(gemm_permuting_weight_rows_permutes_the_outputs) {
+  Random r(18);
+  const int n = 100, k = 704;
+  const Weights w(n, k, random_bf16(r, (size_t)n * k));
+  const Bf16s x = random_bf16(r, (size_t)11 * k);
+  std::vector<int> order(n);
+  for (int i = 0; i < n; i++) order[i] = i;
+  for (int i = n; i > 1; i--) std::swap(order[i - 1], order[r.below(i)]);
+  Weights moved(n, k);
+  for (int row = 0; row < n; row++)
+    for (int d = 0; d < k; d++) moved.at(row, d) = w.at(order[row], d);
+  for (int tiles : {2, 8, kTiled}) {
+    const std::vector<uint32_t> base = product(tiles, w, x), got = product(tiles, moved, x);
+    for (int t = 0; t < 11; t++)
+      for (int row = 0; row < n; row++) G4_CHECK(got[t * n + row] == base[t * n + order[row]], "t%d, row %d", tiles, row);
+  }
+}
+
+G4_TEST(gemm_the_order_of_threads_does_not_matter) {
+  Random r(19);
+  const Weights w(257, 1408, random_bf16(r, (size_t)257 * 1408));
+  const Bf16s x = random_bf16(r, (size_t)9 * 1408);
+  const std::vector<uint32_t> want = product(2, w, x);
+  for (uint64_t seed : {1, 2, 3}) {
+    Run run;
+    run.seed = seed;
+    same(product(2, w, x, run), want, w, "seeded", 2);
+    same(product(kTiled, w, x, run), want, w, "seeded", kTiled);
+  }
+  const Weights tall(8480, 1408, quick_bf16(r, (size_t)8480 * 1408));  // 265 row groups on 264 blocks: one walks two
+  const Bf16s token = quick_bf16(r, 1408);
+  Run run;
+  run.seed = 4;
+  same(product(1, tall, token, run), rounded(rule(tall, token)), tall, "seeded", 1);
+}
+
+G4_TEST(gemm_logits_are_soft_capped_in_f32) {
+  Random r(20);
+  const Weights w(65, 352, random_bf16(r, (size_t)65 * 352));
+  const Bf16s x = random_bf16(r, (size_t)3 * 352, 2.0f);
+  const std::vector<float> totals = rule(w, x);
+  float largest = 0;
+  for (float f : totals) largest = std::max(largest, std::fabs(f));
+  G4_CHECK(largest > 60.0f, "the test needs logits beyond the cap, largest %g", largest);
+  for (float cap : {0.0f, 30.0f, 50.0f}) {
+    std::vector<float> want;
+    for (float f : totals) want.push_back(cap == 0.0f ? f : cap * g4::tanh(f / cap));
+    Run run;
+    run.kind = kLogits;
+    run.softcap = cap;
+    const std::vector<uint32_t> got = product(1, w, x, run);
+    same(got, raw(want), w, "soft-cap", 1);
+    for (size_t i = 0; i < got.size(); i++) {  // and against libm, so that a wrong tanh shows too
+      const double exact = cap == 0.0f ? totals[i] : cap * std::tanh((double)totals[i] / cap);
+      G4_CHECK(std::fabs(g4::f32_from_bits(got[i]) - exact) <= 1e-6 * std::fabs(exact), "cap %g, logit %g", cap, totals[i]);
+    }
+  }
+}
+
+G4_TEST(gemm_grids_cover_every_row_once) {
+  for (int tiles : {1, 2, 4, 8, 16})
+    for (int slabs : {1, 2, 4, 8})
+      for (int n : {1, 16, 257, 1536, 3840, 9216, 30720, 262144}) {
+        const int grid = g4::gemm_grid(tiles, n, slabs), shared = g4::gemm_shared_bytes(tiles, n, slabs);
+        G4_CHECK(grid >= 1 && shared <= 65536, "grid %d, %d shared bytes", grid, shared);
+        if (tiles >= 8) {
+          G4_CHECK(grid * 128 >= n && (grid - 1) * 128 < n, "t%d, n %d: grid %d", tiles, n, grid);
+          continue;
+        }
+        const int row_tiles = g4::gemm_row_tiles(tiles, n, slabs), rows = g4::gemm_group_tiles(row_tiles, slabs) * 16;
+        const int groups = g4::gemm_groups(n, row_tiles, slabs);
+        G4_CHECK(groups * rows >= n && (groups - 1) * rows < n && grid <= groups && grid <= 264, "t%d, n %d, S %d: grid %d",
+                 tiles, n, slabs, grid);
+        G4_CHECK(groups >= 112 || row_tiles == 1, "t%d, n %d: %d groups of %d row tiles", tiles, n, groups, row_tiles);
+      }
+}
+
+G4_TEST(gemm_a_launch_that_breaks_a_promise_is_refused) {
+  const Weights w(16, 64);
+  const Bf16s x((size_t)9 * 64);
+  auto refused = [&](int tokens, int slabs, int k, uint32_t threads, uint32_t shared, const char* why) {
+    Buffer<uint16_t> out(9 * 16), xs(x), ws(w.packed);
+    G4GemmParams p = {ws.ptr(), xs.ptr(), out.ptr(), tokens, 16, k, 64, 16, slabs, 0.0f};
+    try {
+      launch(&g4_gemm_t1, "g4_gemm_t1", &p, {1}, threads, shared);
+    } catch (const std::string& what) {
+      return what.find(why) != std::string::npos;
+    }
+    return false;
+  };
+  const uint32_t shared = g4::gemm_shared_bytes(1, 16, 1);
+  G4_CHECK(refused(9, 1, 64, 256, shared, "token count"), "nine tokens in t1");
+  G4_CHECK(refused(1, 2, 64, 256, shared, "slabs"), "two slabs at k 64");
+  G4_CHECK(refused(1, 1, 60, 256, shared, "multiple of 8"), "k 60");
+  G4_CHECK(refused(1, 1, 64, 128, shared, "256 threads"), "128 threads");
+  G4_CHECK(refused(1, 1, 64, 256, shared - 1, "shared"), "shared memory");
+  G4_CHECK(!refused(8, 1, 64, 256, shared, ""), "eight tokens in t1 are fine");
+}

@@ -1,0 +1,77 @@
+// A paged cache for tests of the attention path: every cell that no test filled holds a NaN, pages stand in random order,
+// and a page nobody was granted has id -1.
+#ifndef G4_TEST_KV_CACHE_H
+#define G4_TEST_KV_CACHE_H
+
+#include "../common/kv_layout.h"
+#include "harness.h"
+
+namespace g4test {
+
+constexpr uint16_t kNanBits = 0xffc0;
+
+// K and V of one sequence as plain tensors [positions][kv_heads][head_dim].
+struct Sequence {
+  int positions, kv_heads, head_dim;
+  std::vector<uint16_t> k, v;
+  Sequence(int n, int kv_heads_, int hd, Random& random) : positions(n), kv_heads(kv_heads_), head_dim(hd) {
+    k.resize((size_t)n * kv_heads * hd);
+    v.resize(k.size());
+    for (auto& x : k) x = g4::f32_to_bf16(random.normal());
+    for (auto& x : v) x = g4::f32_to_bf16(random.normal());
+  }
+  size_t at(int position, int kv_head) const { return ((size_t)position * kv_heads + kv_head) * head_dim; }
+};
+
+class Cache {
+ public:
+  // A table of table_pages entries a slot (a ring when positions pass it), or a scratch when slots is 0.
+  Cache(int slots, int table_pages, int page_tokens, int kv_heads, int hd, int first_page, Random& random)
+      : pages_(std::max(slots, 1) * table_pages + 3),
+        k_((size_t)pages_ * kv_heads * page_tokens * hd),
+        v_((size_t)pages_ * kv_heads * page_tokens * hd),
+        table_((size_t)std::max(slots, 1) * table_pages) {
+    k_.upload(std::vector<uint16_t>(k_.size(), kNanBits));
+    v_.upload(std::vector<uint16_t>(v_.size(), kNanBits));
+    table_.upload(std::vector<int32_t>(table_.size(), -1));
+    for (int i = 0; i < pages_; i++) free_.push_back(i);
+    for (size_t i = free_.size(); i > 1; i--) std::swap(free_[i - 1], free_[random.below((uint32_t)i)]);
+    view = G4KvView{k_.ptr(), v_.ptr(), slots ? table_.ptr() : nullptr, table_pages, first_page, page_tokens, kv_heads, hd};
+  }
+
+  // Writes positions [begin, end), granting pages as needed.
+  void fill(int slot, const Sequence& s, int begin, int end) {
+    for (int pos = begin; pos < end; pos++) {
+      const int page = grant(slot, pos);
+      for (int h = 0; h < s.kv_heads; h++)
+        for (int d = 0; d < s.head_dim; d++) {
+          const long long base = g4::kv_page_base(view, page, h);
+          view.k[base + g4::k_offset(pos % view.page_tokens, d, s.head_dim)] = s.k[s.at(pos, h) + d];
+          view.v[base + g4::v_offset(pos % view.page_tokens, d, s.head_dim)] = s.v[s.at(pos, h) + d];
+        }
+    }
+  }
+  int grant(int slot, int pos) {
+    if (!view.table) return pos / view.page_tokens - view.first_page;
+    int32_t& entry = table_.ptr()[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages];
+    if (entry < 0) entry = free_.back(), free_.pop_back();
+    return entry;
+  }
+  void revoke(int slot, int pos) {
+    table_.ptr()[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages] = -1;
+  }
+  std::vector<uint16_t> k() const { return k_.download(); }
+  std::vector<uint16_t> v() const { return v_.download(); }
+
+  G4KvView view;
+
+ private:
+  int pages_;
+  Buffer<uint16_t> k_, v_;
+  Buffer<int32_t> table_;
+  std::vector<int32_t> free_;
+};
+
+}  // namespace g4test
+
+#endif

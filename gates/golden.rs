@@ -1,0 +1,222 @@
+//! Gate: logits against Hugging Face's, and red for every planted mistake.
+//!
+//! Rules of `tests/data/reference`: the distance to `logits_f32` is at most 1.5 times that of Hugging Face's own bf16
+//! eager run; argmax agrees where the f32 top-two gap exceeds 1; no bias on large logits; no logit reaches the soft-cap;
+//! state 0 is the embedding row times bf16(sqrt(H)), rounded once; on Hugging Face's greedy continuation our argmax is its
+//! token wherever our own gap exceeds 1. Then every kernel image with one planted mistake must break a rule.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::Gate;
+use gemma4_serve::device::soft::SoftImage;
+use gemma4_serve::device::{DeviceChoice, DeviceKind};
+use gemma4_serve::engine::start::load_device;
+use gemma4_serve::images::PLANTED_KERNELS;
+use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::score::{ScoreOptions, ScorePath, Scores, score};
+use half::bf16;
+use safetensors::SafeTensors;
+
+/// Mistakes of the trap table and the checkpoints that must notice: those whose logits they move by 0.7 or more, and the
+/// two that a rule of their own looks for. A planted image that is not in this table fails the gate.
+const VISIBLE: &[(&str, &[&str])] = &[
+    ("one_plus_w", &["dense", "unified"]),
+    ("no_embed_scale", &["dense", "unified"]),
+    // sqrt(64) is exact in bf16: only `unified` (H = 128) can see it, in state 0.
+    ("embed_scale_f32", &["unified"]),
+    ("attn_scale", &["dense", "unified"]),
+    ("no_v_norm", &["dense", "unified"]),
+    ("v_is_final_k", &["dense", "unified"]),
+    ("no_global_rope", &["dense", "unified"]),
+    ("rope_denominator_rotary_dim", &["dense", "unified"]),
+    ("rope_first_quarter_block", &["dense", "unified"]),
+    ("no_window", &["dense", "unified"]),
+    ("window_plus_one", &["dense", "unified"]),
+    ("no_layer_scalar", &["dense", "unified"]),
+    ("no_softcap", &["dense", "unified"]),
+];
+
+fn main() {
+    let mut gate = Gate::start("golden");
+    let device = load_device(DeviceChoice::Soft).expect("the software device loads");
+    for name in ["dense", "unified"] {
+        let reference = Reference::open(name);
+        for spelling in ["config.json", "config.hf-5.24-style.json"] {
+            let checkpoint = open_with(name, spelling);
+            for (rule, holds, text) in reference.judge(&checkpoint, device, KernelImage::Shipped(device)) {
+                gate.fact(holds, &format!("{name} ({spelling}) {rule}: {text}"));
+            }
+        }
+        let checkpoint = open_with(name, "config.json");
+        for (mistake, image) in PLANTED_KERNELS {
+            let Some((_, seen_by)) = VISIBLE.iter().find(|(known, _)| known == mistake) else {
+                gate.fact(false, &format!("planted {mistake} is in the gate's table"));
+                continue;
+            };
+            if !seen_by.contains(&name) {
+                continue;
+            }
+            let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
+            let broken: Vec<_> = reference.judge(&checkpoint, device, image);
+            let broken: Vec<_> = broken.iter().filter(|(_, holds, _)| !holds).map(|(rule, ..)| *rule).collect();
+            gate.fact(!broken.is_empty(), &format!("{name} goes red for {mistake}: {broken:?}"));
+        }
+    }
+    let planted = VISIBLE.iter().filter(|(name, _)| PLANTED_KERNELS.iter().any(|(p, _)| p == name)).count();
+    if cfg!(feature = "planted-mistakes") {
+        gate.fact(planted == VISIBLE.len(), &format!("{planted} of {} mistakes were planted", VISIBLE.len()));
+    } else {
+        println!("note: built without the feature planted-mistakes, so no mistake was planted");
+    }
+    gate.finish();
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(name)
+}
+
+/// Opens a reference checkpoint with one of its two config spellings.
+fn open_with(name: &str, spelling: &str) -> Checkpoint {
+    if spelling == "config.json" {
+        return Checkpoint::open(&folder(name)).expect("a reference checkpoint opens");
+    }
+    let target = tempfile::tempdir().expect("a temporary folder");
+    for file in ["generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(folder(name).join(file), target.path().join(file)).expect("a copy");
+    }
+    std::fs::copy(folder(name).join(spelling), target.path().join("config.json")).expect("a copy");
+    Checkpoint::open(target.path()).expect("the re-saved spelling opens")
+}
+
+type Fact = (&'static str, bool, String);
+
+/// What Hugging Face computed.
+struct Reference {
+    name: &'static str,
+    ids: Vec<u32>,
+    greedy: Vec<u32>,
+    f32: Vec<f32>,
+    eager: Vec<f32>,
+    vocab: usize,
+}
+
+impl Reference {
+    fn open(name: &'static str) -> Self {
+        let bytes = std::fs::read(folder(name).join("reference.safetensors")).expect("reference data");
+        let file = SafeTensors::deserialize(&bytes).expect("reference data is safetensors");
+        let floats = |key: &str| -> Vec<f32> {
+            let data = file.tensor(key).expect("a known tensor").data().to_vec();
+            data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        };
+        let ids = |key: &str| -> Vec<u32> {
+            let data = file.tensor(key).expect("a known tensor").data().to_vec();
+            data.chunks_exact(8).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        };
+        let vocab = file.tensor("logits_f32").expect("a known tensor").shape()[1];
+        Reference {
+            name,
+            ids: ids("input_ids"),
+            greedy: ids("greedy_f32"),
+            f32: floats("logits_f32"),
+            eager: floats("logits_bf16_eager"),
+            vocab,
+        }
+    }
+
+    /// Scores the prompt and its greedy continuation and applies every rule.
+    fn judge(&self, checkpoint: &Checkpoint, device: DeviceKind, image: KernelImage) -> Vec<Fact> {
+        let ids: Vec<u32> = self.ids.iter().chain(&self.greedy).copied().collect();
+        let options = ScoreOptions { path: ScorePath::Prefill, graphs: false, hidden: true, segment: None };
+        let scores = score(checkpoint, device, image, &ids, options).expect("the reference scores");
+        let ours = &scores.logits[..self.ids.len() * self.vocab];
+        vec![
+            self.distance(ours),
+            self.argmax(ours),
+            self.bias(ours),
+            below_softcap(&scores),
+            self.state_zero(checkpoint, &ids, &scores),
+            self.continuation(&scores),
+        ]
+    }
+
+    fn distance(&self, ours: &[f32]) -> Fact {
+        let mean =
+            |a: &[f32]| a.iter().zip(&self.f32).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / a.len() as f64;
+        let (mine, theirs) = (mean(ours), mean(&self.eager));
+        let text = format!("mean |d| {mine:.4}, HF bf16 eager {theirs:.4}, ratio {:.3} of at most 1.5", mine / theirs);
+        ("distance", mine <= 1.5 * theirs, text)
+    }
+
+    fn argmax(&self, ours: &[f32]) -> Fact {
+        let rows = self.f32.chunks(self.vocab).zip(ours.chunks(self.vocab));
+        let clear: Vec<bool> =
+            rows.filter(|(f, _)| top_two(f).1 > 1.0).map(|(f, o)| top_two(f).0 == top_two(o).0).collect();
+        let agree = clear.iter().filter(|&&same| same).count();
+        ("argmax", agree == clear.len() && agree > 0, format!("{agree} of {} clear positions agree", clear.len()))
+    }
+
+    fn bias(&self, ours: &[f32]) -> Fact {
+        let large: Vec<f64> = (ours.iter().zip(&self.f32))
+            .filter(|(_, f)| f.abs() > 12.0)
+            .map(|(o, f)| f64::from((o - f) * f.signum()))
+            .collect();
+        let mean = large.iter().sum::<f64>() / large.len().max(1) as f64;
+        let text = format!("mean bias {mean:+.4} over {} logits beyond 12, within 0.2", large.len());
+        ("bias", mean.abs() <= 0.2 && !large.is_empty(), text)
+    }
+
+    fn state_zero(&self, checkpoint: &Checkpoint, ids: &[u32], scores: &Scores) -> Fact {
+        let embed = checkpoint.embed();
+        let width = embed.shape[1];
+        let scale = bf16::from_f32((width as f32).sqrt()).to_f32();
+        let mut wrong = 0;
+        for (row, &id) in ids.iter().enumerate() {
+            for dim in 0..width {
+                let at = (id as usize * width + dim) * 2;
+                let entry = bf16::from_le_bytes([embed.bytes[at], embed.bytes[at + 1]]);
+                let want = bf16::from_f32(entry.to_f32() * scale).to_f32();
+                wrong += usize::from(want.to_bits() != scores.hidden[0][row * width + dim].to_bits());
+            }
+        }
+        ("state 0", wrong == 0, format!("{wrong} of {} values differ in their bits", ids.len() * width))
+    }
+
+    fn continuation(&self, scores: &Scores) -> Fact {
+        let first = self.ids.len() - 1;
+        let mut clear = 0;
+        let mut agree = 0;
+        for (i, &token) in self.greedy.iter().enumerate() {
+            let row = &scores.logits[(first + i) * self.vocab..(first + i + 1) * self.vocab];
+            let (best, gap) = top_two(row);
+            if gap > 1.0 {
+                clear += 1;
+                agree += usize::from(best == token as usize);
+            }
+        }
+        let text = format!("{agree} of {clear} clear tokens of {}'s greedy run", self.name);
+        ("continuation", agree == clear && clear > 0, text)
+    }
+}
+
+fn below_softcap(scores: &Scores) -> Fact {
+    let largest = scores.logits.iter().fold(0f32, |m, l| if l.is_nan() { f32::INFINITY } else { m.max(l.abs()) });
+    ("soft-cap", largest < 30.0, format!("largest |logit| {largest:.3}, below 30"))
+}
+
+/// Index of the largest value and its distance to the second.
+fn top_two(row: &[f32]) -> (usize, f32) {
+    let mut best = 0;
+    let mut second = f32::NEG_INFINITY;
+    for (i, &value) in row.iter().enumerate().skip(1) {
+        if value > row[best] {
+            second = row[best];
+            best = i;
+        } else if value > second {
+            second = value;
+        }
+    }
+    (best, row[best] - second)
+}

@@ -1,0 +1,216 @@
+//! The model runner: launches steps on the device and collects them. It knows slots and rows, not requests.
+//!
+//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the same
+//! kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a decode step.
+
+use crate::device::{Context, DriverError, Stream};
+use crate::graph::{BucketGraphs, buckets};
+use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
+use crate::model::kernels::{G4Record, G4Slot};
+use crate::sampler::{SampleRows, Sampler};
+use crate::slots::{CollectError, Readback};
+use crate::step::StepTables;
+
+/// Everything on the device, and the one stream it runs on. Lives on the engine thread.
+pub struct Runner {
+    // Declared before what they point at, so that they are dropped first.
+    graphs: Vec<BucketGraphs>,
+    tap: Option<HiddenTap>,
+    readback: Readback,
+    sampler: Sampler,
+    tables: StepTables,
+    pub forward: Forward,
+    pub stream: Stream,
+    pub context: Context,
+    buckets: Vec<usize>,
+    /// Steps launched; the device's counter holds the same after its tail.
+    step: i32,
+    /// Roster the device's row index was built for.
+    roster: Option<u64>,
+}
+
+/// A launched step: its number and who its rows belonged to. Collection uses this list, never the current roster.
+#[derive(Debug)]
+pub struct InFlight {
+    pub step: i32,
+    pub rows: Vec<RowOwner>,
+}
+
+/// Owner of one row of a launched step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowOwner {
+    pub slot: usize,
+    pub generation: u32,
+}
+
+/// One chunk of a prompt.
+pub struct PromptChunk<'a> {
+    pub slot: usize,
+    pub start: usize,
+    pub tokens: &'a [u32],
+    /// The slot's state for decoding when this is the prompt's last chunk: then the first token is sampled.
+    pub last: Option<G4Slot>,
+}
+
+impl Runner {
+    /// Allocates what a step needs; nothing is captured yet.
+    pub fn new(context: Context, stream: Stream, forward: Forward) -> Result<Self, DriverError> {
+        let g = forward.geometry;
+        Ok(Runner {
+            graphs: Vec::new(),
+            tap: None,
+            readback: Readback::new(&context)?,
+            sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
+            tables: StepTables::new(&context, &stream, &g)?,
+            buckets: buckets(g.bucket_max),
+            forward,
+            stream,
+            context,
+            step: 0,
+            roster: None,
+        })
+    }
+
+    /// Copies the residual stream of every layer on each step from now on (`score --hidden`); before any capture.
+    pub fn tap_hidden(&mut self) -> Result<(), DriverError> {
+        assert!(self.graphs.is_empty(), "the tap must be part of the captured graphs");
+        let rows = self.forward.geometry.rows_max();
+        self.tap = Some(HiddenTap::new(&self.context, &self.forward.config, rows)?);
+        Ok(())
+    }
+
+    pub fn tap(&self) -> Option<&HiddenTap> {
+        self.tap.as_ref()
+    }
+
+    /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
+    pub fn warm_up(&mut self) -> Result<(), DriverError> {
+        self.tables.upload_rows(&self.stream, &[])?;
+        let rows = self.forward.geometry.prefill_chunk.min(129);
+        for count in [1, rows] {
+            // Slot -1: every row is padding, nothing is written to the cache.
+            let padding = vec![0; count];
+            let mut rows = self.tables.upload_prompt(&self.stream, 0, 0, &padding)?;
+            self.stream.fill(rows.slot, 0xff)?;
+            rows.count = count;
+            self.forward.run(&self.stream, rows, Mode::Prompt { slot: 0, start: 0 }, None)?;
+        }
+        for bucket in self.buckets.clone() {
+            self.decode_kernels(&self.stream, bucket)?;
+            self.sampler_kernels(&self.stream, bucket)?;
+        }
+        self.stream.fill(self.tables.step.all(), 0)?;
+        self.stream.synchronize()
+    }
+
+    /// Captures both graphs of every bucket; `progress` hears each bucket.
+    pub fn capture(&mut self, mut progress: impl FnMut(usize)) -> Result<(), DriverError> {
+        for bucket in self.buckets.clone() {
+            let graphs = BucketGraphs::capture(
+                &self.stream,
+                bucket,
+                |s| self.decode_kernels(s, bucket),
+                |s| self.sampler_kernels(s, bucket),
+            )?;
+            self.graphs.push(graphs);
+            progress(bucket);
+        }
+        self.stream.synchronize()
+    }
+
+    /// Nodes of all captured graphs.
+    pub fn graph_nodes(&self) -> usize {
+        self.graphs.iter().map(|g| g.nodes).sum()
+    }
+
+    /// Grants pages to a slot.
+    pub fn grant_pages(&mut self, slot: usize, sliding: &[u32], global: &[u32]) -> Result<(), DriverError> {
+        self.tables.upload_pages(&self.stream, &self.forward.cache, slot, sliding, global)
+    }
+
+    /// Uploads a slot's state by hand (`score`, which feeds tokens of its own).
+    pub fn set_slot(&mut self, slot: usize, state: G4Slot) -> Result<(), DriverError> {
+        self.tables.upload_slot(&self.stream, slot, state)
+    }
+
+    /// Launches one chunk. With `last` the step has one row to collect, otherwise none.
+    pub fn launch_prompt(&mut self, chunk: PromptChunk) -> Result<InFlight, DriverError> {
+        let rows = self.tables.upload_prompt(&self.stream, chunk.slot, chunk.start, chunk.tokens)?;
+        if let Some(state) = chunk.last {
+            self.tables.upload_slot(&self.stream, chunk.slot, state)?;
+        }
+        let s = &self.stream;
+        self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;
+        self.forward.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
+        self.step += 1;
+        let mut owners = Vec::new();
+        if let Some(state) = chunk.last {
+            self.forward.logits(s, rows.count - 1, 1, self.sampler.logits(1))?;
+            let slot = rows.slot.slice(0..1);
+            let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
+            self.sampler.run(s, &self.forward.kernels, &self.tables, sample)?;
+            self.readback.enqueue(s, self.step, self.sampler.records.slice(0..1))?;
+            owners.push(RowOwner { slot: chunk.slot, generation: state.generation });
+        }
+        Ok(InFlight { step: self.step, rows: owners })
+    }
+
+    /// Launches one decode step. The row index is uploaded only when the roster's generation is new.
+    pub fn launch_decode(&mut self, roster: u64, rows: Vec<RowOwner>) -> Result<InFlight, DriverError> {
+        if self.roster != Some(roster) {
+            let slots: Vec<usize> = rows.iter().map(|row| row.slot).collect();
+            self.tables.upload_rows(&self.stream, &slots)?;
+            self.roster = Some(roster);
+        }
+        let bucket = *self.buckets.iter().find(|&&b| b >= rows.len()).expect("a bucket holds max_running rows");
+        match self.graphs.iter().find(|g| g.bucket == bucket) {
+            Some(graphs) => graphs.launch(&self.stream)?,
+            None => {
+                self.decode_kernels(&self.stream, bucket)?;
+                self.sampler_kernels(&self.stream, bucket)?;
+            }
+        }
+        self.step += 1;
+        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
+        Ok(InFlight { step: self.step, rows })
+    }
+
+    /// Waits for a step and hands out its records in row order.
+    pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<(), CollectError> {
+        if flight.rows.is_empty() {
+            return Ok(());
+        }
+        self.context.take_dropped()?;
+        self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)
+    }
+
+    /// Logits `[rows][vocab]` of the last step, copied to the host (`score`).
+    pub fn read_logits(&mut self, rows: usize) -> Result<Vec<f32>, DriverError> {
+        self.stream.download(self.sampler.logits(rows))
+    }
+
+    /// Logits of any rows of the last prompt chunk, at most a bucket at a time (`score`).
+    pub fn prompt_logits(&mut self, first: usize, count: usize) -> Result<Vec<f32>, DriverError> {
+        self.forward.logits(&self.stream, first, count, self.sampler.logits(count))?;
+        self.read_logits(count)
+    }
+
+    fn decode_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {
+        let f = &self.forward;
+        self.tables.begin(s, &f.kernels, &f.cache, &f.geometry, bucket)?;
+        let (rows, mode): (Rows, Mode) = self.tables.decode_rows(bucket);
+        f.run(s, rows, mode, self.tap.as_ref())?;
+        f.logits(s, 0, bucket, self.sampler.logits(bucket))?;
+        f.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), bucket)
+    }
+
+    fn sampler_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {
+        let sample = SampleRows {
+            count: bucket,
+            slot: self.tables.slot.all(),
+            row_slot: self.tables.row_slot.all(),
+            status: Some(self.tables.status.all()),
+        };
+        self.sampler.run(s, &self.forward.kernels, &self.tables, sample)
+    }
+}

@@ -1,0 +1,526 @@
+//! One launcher per kernel: asserts what the kernel's file asks for, computes grid and shared memory as that file states
+//! them, fills the parameter struct.
+
+use super::Kernels;
+use super::bindings::*;
+use crate::device::{DeviceSlice, DriverError, Launch, Stream};
+
+type Result = std::result::Result<(), DriverError>;
+
+/// K and V of one layer: the view struct and what its pointers cover.
+pub type KvView = G4KvView;
+
+/// A packed weight and its logical shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// Packed bf16, `ceil(n/16) * ceil(k/16) * 256` elements.
+    pub weight: DeviceSlice<u16>,
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+}
+
+impl Gemm {
+    /// Elements of a packed weight of this shape.
+    pub fn packed_len(n: usize, k: usize) -> usize {
+        n.div_ceil(16) * k.div_ceil(16) * 256
+    }
+}
+
+/// S(K) of the numeric contract: the largest of 8, 4, 2, 1 that divides ceil(k/16) with at least 11 steps a slab.
+pub fn slab_count(k: usize) -> usize {
+    let steps = k.div_ceil(G4_TILE_K as usize);
+    [8, 4, 2].into_iter().find(|s| steps % s == 0 && steps / s >= G4_SLAB_STEPS_MIN as usize).unwrap_or(1)
+}
+
+/// Tokens the smallest small-GEMM instance that fits `rows` is made for: 8, 16, 32, 64 or 128.
+pub fn gemm_instance_tokens(rows: usize) -> usize {
+    rows.div_ceil(8).next_power_of_two() * 8
+}
+
+/// Arguments of `g4_qkv_prep`.
+pub struct QkvPrep {
+    pub qkv: DeviceSlice<u16>,
+    pub q_weight: DeviceSlice<u16>,
+    pub k_weight: DeviceSlice<u16>,
+    pub cos: DeviceSlice<u16>,
+    pub sin: DeviceSlice<u16>,
+    pub position: DeviceSlice<i32>,
+    pub slot: DeviceSlice<i32>,
+    pub q_out: DeviceSlice<u16>,
+    pub kv: KvView,
+    pub rows: usize,
+    pub heads: usize,
+    pub pairs: usize,
+    pub k_eq_v: bool,
+    pub eps: f32,
+}
+
+/// Arguments of `g4_attn_decode_*`.
+pub struct AttnDecode {
+    pub q: DeviceSlice<u16>,
+    pub out: DeviceSlice<u16>,
+    pub position: DeviceSlice<i32>,
+    pub slot: DeviceSlice<i32>,
+    pub item_begin: DeviceSlice<i32>,
+    pub kv: KvView,
+    pub part_o: DeviceSlice<f32>,
+    pub part_ml: DeviceSlice<f32>,
+    pub ticket: DeviceSlice<u32>,
+    pub rows: usize,
+    pub heads: usize,
+    /// Keys in (q - window, q]; 0 means all.
+    pub window: usize,
+    /// Keys a segment.
+    pub segment: usize,
+}
+
+/// Arguments of `g4_attn_prompt_*`.
+pub struct AttnPrompt {
+    pub q: DeviceSlice<u16>,
+    pub out: DeviceSlice<u16>,
+    pub kv: KvView,
+    /// Chunk scratch; `k` null: everything is read from `kv`.
+    pub recent: KvView,
+    pub slot: usize,
+    pub start: usize,
+    pub rows: usize,
+    pub heads: usize,
+    pub window: usize,
+    pub segment: usize,
+}
+
+/// Arguments of `g4_step_begin`.
+pub struct StepBegin {
+    pub row_slot: DeviceSlice<i32>,
+    pub slots: DeviceSlice<G4Slot>,
+    pub sliding_table: DeviceSlice<i32>,
+    pub global_table: DeviceSlice<i32>,
+    pub token: DeviceSlice<i32>,
+    pub position: DeviceSlice<i32>,
+    pub slot: DeviceSlice<i32>,
+    pub status: DeviceSlice<i32>,
+    pub sliding_item_begin: DeviceSlice<i32>,
+    pub global_item_begin: DeviceSlice<i32>,
+    pub rows: usize,
+    pub sliding_pages: usize,
+    pub global_pages: usize,
+    pub page_tokens_sliding: usize,
+    pub page_tokens_global: usize,
+    pub window: usize,
+    pub segment_sliding: usize,
+    pub segment_global: usize,
+}
+
+/// Blocks a direct GEMM wants at least before it keeps more rows a block, and has at most (csrc/kernels/gemm.cuh).
+const GEMM_BLOCKS_MIN: usize = 112;
+const GEMM_BLOCKS_MAX: usize = 264;
+
+/// Grid and shared bytes of a small GEMM with `token_tiles` tiles of 8 tokens.
+fn gemm_geometry(token_tiles: usize, n: usize, slabs: usize) -> (usize, usize) {
+    let tiles = n.div_ceil(16);
+    if token_tiles >= 8 {
+        return (tiles.div_ceil(8), 3840 * token_tiles);
+    }
+    let groups = |r: usize| tiles.div_ceil(r * 8 / slabs);
+    let mut r = if token_tiles == 1 { 2 } else { 4 };
+    while r > 1 && groups(r) < GEMM_BLOCKS_MIN {
+        r /= 2;
+    }
+    (groups(r).min(GEMM_BLOCKS_MAX), 4096 * r * token_tiles)
+}
+
+fn attention_shared_bytes(head_dim: usize, segment: usize) -> usize {
+    32 * head_dim + 98 * segment + 1280
+}
+
+/// The most dynamic shared memory a kernel is launched with.
+pub(super) fn shared_bytes_max(name: &str) -> u32 {
+    let bytes = match name {
+        "g4_gemm_t1" | "g4_logits_t1" => 4096 * 2,
+        "g4_gemm_t2" | "g4_logits_t2" => 4096 * 4 * 2,
+        "g4_gemm_t4" | "g4_logits_t4" => 4096 * 4 * 4,
+        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => 3840 * 8,
+        "g4_gemm_t16" | "g4_logits_t16" => 3840 * 16,
+        _ if name.starts_with("g4_attn") => {
+            let number =
+                |prefix: &str| name.split('_').find_map(|part| part.strip_prefix(prefix)?.parse().ok()).unwrap_or(0);
+            attention_shared_bytes(number("h"), number("s"))
+        }
+        _ => 8192,
+    };
+    bytes as u32
+}
+
+/// Attention instance of a head dim and a segment; the start checks that it exists.
+fn attention_id(decode: bool, head_dim: usize, segment: usize) -> G4KernelId {
+    match (decode, head_dim, segment) {
+        (true, 256, 128) => G4_ID_g4_attn_decode_h256_s128,
+        (true, 256, 32) => G4_ID_g4_attn_decode_h256_s32,
+        (true, 512, 256) => G4_ID_g4_attn_decode_h512_s256,
+        (true, 512, 32) => G4_ID_g4_attn_decode_h512_s32,
+        (false, 256, 128) => G4_ID_g4_attn_prompt_h256_s128,
+        (false, 256, 32) => G4_ID_g4_attn_prompt_h256_s32,
+        (false, 512, 256) => G4_ID_g4_attn_prompt_h512_s256,
+        (false, 512, 32) => G4_ID_g4_attn_prompt_h512_s32,
+        _ => unreachable!("no attention instance for head dim {head_dim} and segment {segment}"),
+    }
+}
+
+fn grid(x: usize, y: usize, threads: u32, shared_bytes: usize) -> Launch {
+    Launch { grid: [x as u32, y as u32, 1], threads, shared_bytes: shared_bytes as u32 }
+}
+
+impl Kernels {
+    /// Row-major `[n][k]` bf16 into fragment order.
+    pub fn pack(&self, s: &Stream, src: DeviceSlice<u16>, dst: DeviceSlice<u16>, n: usize, k: usize) -> Result {
+        assert!(src.len() == n * k && dst.len() == Gemm::packed_len(n, k));
+        let params = G4PackParams { src: src.ptr(), dst: dst.ptr(), n: n as i32, k: k as i32 };
+        let blocks = (n.div_ceil(16) * k.div_ceil(16)).div_ceil(8);
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_pack, grid(blocks, 1, 256, 0), &params) }
+    }
+
+    /// cos and sin tables `[positions][pairs]`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rope_table(
+        &self,
+        s: &Stream,
+        cos: DeviceSlice<u16>,
+        sin: DeviceSlice<u16>,
+        theta: f64,
+        positions: usize,
+        pairs: usize,
+        head_dim: usize,
+    ) -> Result {
+        assert!(cos.len() == positions * pairs && sin.len() == cos.len() && head_dim.is_power_of_two());
+        let params = G4RopeTableParams {
+            cos: cos.ptr(),
+            sin: sin.ptr(),
+            theta,
+            positions: positions as i32,
+            pairs: pairs as i32,
+            head_dim: head_dim as i32,
+        };
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_rope_table, grid(positions.div_ceil(64), 1, 256, 0), &params) }
+    }
+
+    /// Scaled embeddings of `rows` tokens; a negative token gives zeros.
+    pub fn embed(
+        &self,
+        s: &Stream,
+        table: Gemm,
+        token: DeviceSlice<i32>,
+        x: DeviceSlice<u16>,
+        rows: usize,
+        scale_bf16: u16,
+    ) -> Result {
+        let hidden = table.k;
+        assert!(token.len() >= rows && x.len() >= rows * hidden);
+        let params = G4EmbedParams {
+            table: table.weight.ptr(),
+            token: token.ptr(),
+            x: x.ptr(),
+            rows: rows as i32,
+            hidden: hidden as i32,
+            scale_bf16: scale_bf16.into(),
+        };
+        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or made by argmax).
+        unsafe { self.launch(s, G4_ID_g4_embed, grid(rows, 1, G4_ROW_THREADS, 0), &params) }
+    }
+
+    /// RMSNorm of `rows` rows.
+    pub fn rmsnorm(
+        &self,
+        s: &Stream,
+        x: DeviceSlice<u16>,
+        weight: DeviceSlice<u16>,
+        out: DeviceSlice<u16>,
+        rows: usize,
+        eps: f32,
+    ) -> Result {
+        let width = weight.len();
+        assert!(x.len() >= rows * width && out.len() >= rows * width);
+        let params = G4RmsNormParams {
+            x: x.ptr(),
+            weight: weight.ptr(),
+            out: out.ptr(),
+            rows: rows as i32,
+            width: width as i32,
+            eps,
+        };
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_rmsnorm, grid(rows, 1, G4_ROW_THREADS, ROW_SHARED), &params) }
+    }
+
+    /// `x += RN(y; post)`, times the layer scalar if given, then `normed = RN(x; next)`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn add_norm(
+        &self,
+        s: &Stream,
+        x: DeviceSlice<u16>,
+        y: DeviceSlice<u16>,
+        post: DeviceSlice<u16>,
+        layer_scalar: Option<DeviceSlice<u16>>,
+        next: DeviceSlice<u16>,
+        normed: DeviceSlice<u16>,
+        rows: usize,
+        eps: f32,
+    ) -> Result {
+        let width = post.len();
+        assert!(next.len() == width);
+        assert!([x.len(), y.len(), normed.len()].iter().all(|&len| len >= rows * width));
+        let params = G4AddNormParams {
+            x: x.ptr(),
+            y: y.ptr(),
+            post_weight: post.ptr(),
+            layer_scalar: layer_scalar.map_or(std::ptr::null(), |v| v.ptr().cast_const()),
+            next_weight: next.ptr(),
+            normed: normed.ptr(),
+            rows: rows as i32,
+            width: width as i32,
+            eps,
+        };
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_add_norm, grid(rows, 1, G4_ROW_THREADS, 2 * ROW_SHARED), &params) }
+    }
+
+    /// `out = gelu(gate) * up` of `[rows][2 * width]`.
+    pub fn gelu_gate(
+        &self,
+        s: &Stream,
+        gate_up: DeviceSlice<u16>,
+        out: DeviceSlice<u16>,
+        rows: usize,
+        width: usize,
+    ) -> Result {
+        assert!(gate_up.len() >= rows * 2 * width && out.len() >= rows * width);
+        let params =
+            G4GeluGateParams { gate_up: gate_up.ptr(), out: out.ptr(), rows: rows as i32, width: width as i32 };
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_gelu_gate, grid(width.div_ceil(2048), rows, G4_ROW_THREADS, 0), &params) }
+    }
+
+    /// `out = bf16(x W^T)` for any number of rows: the small kernel up to 128, the tiled one above; the same bits.
+    pub fn gemm(&self, s: &Stream, w: Gemm, x: DeviceSlice<u16>, out: DeviceSlice<u16>, rows: usize) -> Result {
+        assert!(out.len() >= rows * w.n);
+        let params = gemm_params(w, x, out.ptr().cast(), rows, 0.0);
+        let slabs = params.slabs as usize;
+        let (id, launch) = if rows > G4_ROWS_DECODE_MAX as usize {
+            let blocks = w.n.div_ceil(16).div_ceil(8) * rows.div_ceil(G4_GEMM_TILED_TOKENS as usize);
+            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, 30720))
+        } else {
+            let tiles = gemm_instance_tokens(rows) / 8;
+            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs);
+            (G4_ID_g4_gemm_t1 + tiles.trailing_zeros(), grid(blocks, 1, G4_GEMM_THREADS, shared))
+        };
+        // SAFETY: lengths asserted here and in gemm_params.
+        unsafe { self.launch(s, id, launch, &params) }
+    }
+
+    /// `out = softcap(x W^T)` in f32 for up to 128 rows.
+    pub fn logits(
+        &self,
+        s: &Stream,
+        w: Gemm,
+        x: DeviceSlice<u16>,
+        out: DeviceSlice<f32>,
+        rows: usize,
+        softcap: f32,
+    ) -> Result {
+        assert!(out.len() >= rows * w.n && rows <= G4_ROWS_DECODE_MAX as usize);
+        let params = gemm_params(w, x, out.ptr().cast(), rows, softcap);
+        let tiles = gemm_instance_tokens(rows) / 8;
+        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize);
+        let launch = grid(blocks, 1, G4_GEMM_THREADS, shared);
+        // SAFETY: lengths asserted here and in gemm_params.
+        unsafe { self.launch(s, G4_ID_g4_logits_t1 + tiles.trailing_zeros(), launch, &params) }
+    }
+
+    /// Q, K and V of `rows` rows: norms, RoPE, the KV write.
+    pub fn qkv_prep(&self, s: &Stream, a: &QkvPrep) -> Result {
+        let (hd, kv_heads) = (a.kv.head_dim as usize, a.kv.kv_heads as usize);
+        let width = (a.heads + kv_heads * if a.k_eq_v { 1 } else { 2 }) * hd;
+        assert!(a.qkv.len() >= a.rows * width && a.q_out.len() >= a.rows * a.heads * hd);
+        assert!(a.q_weight.len() == hd && a.k_weight.len() == hd);
+        assert!(a.position.len() >= a.rows && a.slot.len() >= a.rows && a.cos.len() == a.sin.len());
+        let params = G4QkvPrepParams {
+            qkv: a.qkv.ptr(),
+            q_weight: a.q_weight.ptr(),
+            k_weight: a.k_weight.ptr(),
+            cos: a.cos.ptr(),
+            sin: a.sin.ptr(),
+            position: a.position.ptr(),
+            slot: a.slot.ptr(),
+            q_out: a.q_out.ptr(),
+            kv: a.kv,
+            rows: a.rows as i32,
+            heads: a.heads as i32,
+            pairs: a.pairs as i32,
+            k_eq_v: a.k_eq_v.into(),
+            eps: a.eps,
+        };
+        let launch = grid(a.rows, (a.heads + 2 * kv_heads).div_ceil(8), G4_ROW_THREADS, 8192);
+        // SAFETY: lengths asserted above; positions are below the tables' length (position_limit), pages are granted.
+        unsafe { self.launch(s, G4_ID_g4_qkv_prep, launch, &params) }
+    }
+
+    /// K and V of positions `[begin, end)` of a slot from one view to the other.
+    pub fn kv_copy(&self, s: &Stream, src: KvView, dst: KvView, slot: usize, begin: usize, end: usize) -> Result {
+        assert!(src.kv_heads == dst.kv_heads && src.head_dim == dst.head_dim);
+        if begin >= end {
+            return Ok(());
+        }
+        let params = G4KvCopyParams { src, dst, slot: slot as i32, begin: begin as i32, end: end as i32 };
+        let launch = grid(end.div_ceil(16) - begin / 16, src.kv_heads as usize, 256, 0);
+        // SAFETY: both views cover the positions (scratch and ring are sized for it).
+        unsafe { self.launch(s, G4_ID_g4_kv_copy, launch, &params) }
+    }
+
+    /// Attention of one query a row.
+    pub fn attn_decode(&self, s: &Stream, a: &AttnDecode) -> Result {
+        let hd = a.kv.head_dim as usize;
+        assert!(a.q.len() >= a.rows * a.heads * hd && a.out.len() >= a.rows * a.heads * hd);
+        assert!(a.item_begin.len() > a.rows && a.ticket.len() >= a.rows * a.kv.kv_heads as usize);
+        let params = G4AttnDecodeParams {
+            q: a.q.ptr(),
+            out: a.out.ptr(),
+            position: a.position.ptr(),
+            slot: a.slot.ptr(),
+            item_begin: a.item_begin.ptr(),
+            kv: a.kv,
+            part_o: a.part_o.ptr(),
+            part_ml: a.part_ml.ptr(),
+            ticket: a.ticket.ptr(),
+            rows: a.rows as i32,
+            heads: a.heads as i32,
+            window: a.window as i32,
+        };
+        let shared = attention_shared_bytes(hd, a.segment);
+        let launch = grid(self.attention_blocks as usize, 1, G4_ATTN_THREADS, shared);
+        // SAFETY: lengths asserted above; partials are sized for the segments admission counts.
+        unsafe { self.launch(s, attention_id(true, hd, a.segment), launch, &params) }
+    }
+
+    /// Attention of a prompt chunk.
+    pub fn attn_prompt(&self, s: &Stream, a: &AttnPrompt) -> Result {
+        let (hd, kv_heads) = (a.kv.head_dim as usize, a.kv.kv_heads as usize);
+        assert!(a.q.len() >= a.rows * a.heads * hd && a.out.len() >= a.rows * a.heads * hd);
+        let params = G4AttnPromptParams {
+            q: a.q.ptr(),
+            out: a.out.ptr(),
+            kv: a.kv,
+            recent: a.recent,
+            slot: a.slot as i32,
+            start: a.start as i32,
+            rows: a.rows as i32,
+            heads: a.heads as i32,
+            window: a.window as i32,
+        };
+        let queries_a_tile = G4_ATTN_ROWS as usize / (a.heads / kv_heads);
+        let shared = attention_shared_bytes(hd, a.segment);
+        let launch = grid(a.rows.div_ceil(queries_a_tile), kv_heads, G4_ATTN_THREADS, shared);
+        // SAFETY: lengths asserted above; the views cover all positions up to start + rows.
+        unsafe { self.launch(s, attention_id(false, hd, a.segment), launch, &params) }
+    }
+
+    /// First node of a decode graph.
+    pub fn step_begin(&self, s: &Stream, a: &StepBegin) -> Result {
+        assert!([a.row_slot, a.token, a.position, a.slot, a.status].iter().all(|v| v.len() >= a.rows));
+        assert!(a.sliding_item_begin.len() > a.rows && a.global_item_begin.len() > a.rows);
+        assert!(a.rows <= G4_ROWS_DECODE_MAX as usize);
+        let params = G4StepBeginParams {
+            row_slot: a.row_slot.ptr(),
+            slots: a.slots.ptr(),
+            sliding_table: a.sliding_table.ptr(),
+            global_table: a.global_table.ptr(),
+            token: a.token.ptr(),
+            position: a.position.ptr(),
+            slot: a.slot.ptr(),
+            status: a.status.ptr(),
+            sliding_item_begin: a.sliding_item_begin.ptr(),
+            global_item_begin: a.global_item_begin.ptr(),
+            rows: a.rows as i32,
+            sliding_pages: a.sliding_pages as i32,
+            global_pages: a.global_pages as i32,
+            page_tokens_sliding: a.page_tokens_sliding as i32,
+            page_tokens_global: a.page_tokens_global as i32,
+            window: a.window as i32,
+            segment_sliding: a.segment_sliding as i32,
+            segment_global: a.segment_global as i32,
+        };
+        // SAFETY: lengths asserted above; row indices are below the slot count (the host wrote them).
+        unsafe { self.launch(s, G4_ID_g4_step_begin, grid(1, 1, 128, 64), &params) }
+    }
+
+    /// Last node of a decode graph; `rows` 0 advances the step counter alone.
+    pub fn tail(
+        &self,
+        s: &Stream,
+        slot: DeviceSlice<i32>,
+        slots: DeviceSlice<G4Slot>,
+        step: DeviceSlice<i32>,
+        rows: usize,
+    ) -> Result {
+        assert!(slot.len() >= rows && step.len() == 1);
+        let params = G4TailParams { slot: slot.ptr(), slots: slots.ptr(), step: step.ptr(), rows: rows as i32 };
+        // SAFETY: lengths asserted above; slot indices were made by step_begin or written by the host.
+        unsafe { self.launch(s, G4_ID_g4_tail, grid(1, 1, 128, 0), &params) }
+    }
+
+    /// Tile-wise argmax of `[rows][vocab]` logits.
+    #[allow(clippy::too_many_arguments)]
+    pub fn argmax(
+        &self,
+        s: &Stream,
+        logits: DeviceSlice<f32>,
+        suppressed: DeviceSlice<i32>,
+        tile_best: DeviceSlice<f32>,
+        tile_id: DeviceSlice<i32>,
+        rows: usize,
+        vocab: usize,
+    ) -> Result {
+        let tiles = vocab.div_ceil(G4_ARGMAX_TILE as usize);
+        assert!(logits.len() >= rows * vocab && tile_best.len() >= rows * tiles && tile_id.len() >= rows * tiles);
+        let params = G4ArgmaxParams {
+            logits: logits.ptr(),
+            suppressed: suppressed.ptr(),
+            tile_best: tile_best.ptr(),
+            tile_id: tile_id.ptr(),
+            rows: rows as i32,
+            vocab: vocab as i32,
+            tiles: tiles as i32,
+            suppressed_count: suppressed.len() as i32,
+        };
+        // SAFETY: lengths asserted above.
+        unsafe { self.launch(s, G4_ID_g4_argmax, grid(tiles, rows, 256, 64), &params) }
+    }
+
+    /// Folds the tiles into tokens, advances the slots, publishes the records.
+    pub fn pick(&self, s: &Stream, params: &G4PickParams) -> Result {
+        assert!(params.rows as usize <= G4_ROWS_DECODE_MAX as usize);
+        // SAFETY: the caller (the sampler) fills the struct from its own buffers, sized for the largest bucket.
+        unsafe { self.launch(s, G4_ID_g4_pick, grid(1, 1, 128, 0), params) }
+    }
+}
+
+/// Shared bytes of one row reduction.
+const ROW_SHARED: usize = 1024;
+
+fn gemm_params(w: Gemm, x: DeviceSlice<u16>, out: *mut std::ffi::c_void, rows: usize, softcap: f32) -> G4GemmParams {
+    assert!(w.weight.len() == Gemm::packed_len(w.n, w.k) && x.len() >= rows * w.k && w.k.is_multiple_of(8));
+    G4GemmParams {
+        weight: w.weight.ptr(),
+        x: x.ptr(),
+        out,
+        tokens: rows as i32,
+        n: w.n as i32,
+        k: w.k as i32,
+        x_stride: w.k as i32,
+        out_stride: w.n as i32,
+        slabs: slab_count(w.k) as i32,
+        softcap,
+    }
+}

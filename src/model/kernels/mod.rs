@@ -1,0 +1,175 @@
+//! The kernel library as the runtime calls it: bindings of `csrc/gemma4_kernels.h`, the loaded functions, and one
+//! launcher per kernel that computes its geometry ([`launch`]).
+//!
+//! Fenced unsafe: parameter structs hold raw device addresses. Launchers take [`DeviceSlice`]s, assert the lengths the
+//! kernel's file states, and stand for the pointers.
+#![allow(unsafe_code)]
+
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code, missing_docs, clippy::all)]
+#[rustfmt::skip]
+pub mod bindings;
+mod launch;
+
+use std::ffi::c_void;
+use std::rc::Rc;
+
+use crate::device::soft::SoftImage;
+use crate::device::{Context, DeviceKind, DriverError, Function, Launch, Module, Stream};
+use crate::images;
+
+pub use bindings::{G4KvView, G4Record, G4Slot};
+pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, StepBegin, gemm_instance_tokens, slab_count};
+
+// SAFETY: integers and floats without padding (bindgen asserts the size: 9 words and 16 stop ids), any bits valid.
+unsafe impl bytemuck::Zeroable for G4Slot {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Slot {}
+// SAFETY: four words without padding, any bits valid.
+unsafe impl bytemuck::Zeroable for G4Record {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Record {}
+
+/// Names in the order of `G4_KERNEL_TABLE`, so that a `G4_ID_*` is an index (a test reads the bindings to check it).
+const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
+    "g4_pack",
+    "g4_rope_table",
+    "g4_embed",
+    "g4_rmsnorm",
+    "g4_add_norm",
+    "g4_gelu_gate",
+    "g4_gemm_t1",
+    "g4_gemm_t2",
+    "g4_gemm_t4",
+    "g4_gemm_t8",
+    "g4_gemm_t16",
+    "g4_logits_t1",
+    "g4_logits_t2",
+    "g4_logits_t4",
+    "g4_logits_t8",
+    "g4_logits_t16",
+    "g4_gemm_tiled",
+    "g4_qkv_prep",
+    "g4_kv_copy",
+    "g4_attn_decode_h256_s128",
+    "g4_attn_decode_h256_s32",
+    "g4_attn_decode_h512_s256",
+    "g4_attn_decode_h512_s32",
+    "g4_attn_prompt_h256_s128",
+    "g4_attn_prompt_h256_s32",
+    "g4_attn_prompt_h512_s256",
+    "g4_attn_prompt_h512_s32",
+    "g4_step_begin",
+    "g4_tail",
+    "g4_argmax",
+    "g4_pick",
+];
+
+/// Which compiled kernels to load.
+#[derive(Clone, Copy, Debug)]
+pub enum KernelImage {
+    /// What ships, for the driver that was loaded.
+    Shipped(DeviceKind),
+    /// Another image for the software device (tests: planted mistakes).
+    Soft(SoftImage),
+}
+
+/// Why the kernels could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("kernel {name} is in none of the {images} images: {source}")]
+    Missing { name: &'static str, images: usize, source: DriverError },
+    #[error("the kernel image could not be loaded: {0}")]
+    Image(String),
+}
+
+/// The loaded kernels, indexed by `G4_ID_*`.
+pub struct Kernels {
+    functions: Vec<Function>,
+    /// Blocks of an attention grid: multiprocessors times occupancy, read once, so that no graph depends on context.
+    attention_blocks: u32,
+}
+
+impl Kernels {
+    /// Loads every kernel of the image now (nothing is loaded while serving) and opts into large shared memory.
+    pub fn load(context: &Context, image: KernelImage) -> Result<Self, KernelError> {
+        let modules = load_modules(context, image)?;
+        let mut functions = Vec::with_capacity(NAMES.len());
+        for name in NAMES {
+            let mut found = Err(DriverError {
+                call: "cuModuleGetFunction",
+                code: cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_FOUND,
+            });
+            for module in &modules {
+                found = module.function(name);
+                if found.is_ok() {
+                    break;
+                }
+            }
+            let function = found.map_err(|source| KernelError::Missing { name, images: modules.len(), source })?;
+            function.allow_shared(launch::shared_bytes_max(name))?;
+            functions.push(function);
+        }
+        let mut kernels = Kernels { functions, attention_blocks: 1 };
+        kernels.attention_blocks = context.info().multiprocessors * kernels.attention_occupancy()?;
+        Ok(kernels)
+    }
+
+    /// The smallest occupancy of the attention instances.
+    fn attention_occupancy(&self) -> Result<u32, DriverError> {
+        let mut blocks = u32::MAX;
+        for (name, function) in NAMES.iter().zip(&self.functions) {
+            if name.starts_with("g4_attn_decode") {
+                let shared = launch::shared_bytes_max(name);
+                blocks = blocks.min(function.blocks_per_multiprocessor(bindings::G4_ATTN_THREADS, shared)?);
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Enqueues kernel `id` with its parameter struct.
+    ///
+    /// # Safety
+    /// `P` is the struct of `id` in `G4_KERNEL_TABLE`, and its pointers cover what the kernel touches.
+    unsafe fn launch<P>(
+        &self,
+        stream: &Stream,
+        id: bindings::G4KernelId,
+        launch: Launch,
+        params: &P,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.functions[id as usize].launch(stream, launch, params) }
+    }
+}
+
+fn load_modules(context: &Context, image: KernelImage) -> Result<Vec<Rc<Module>>, KernelError> {
+    let pointers: Vec<*const c_void> = match image {
+        KernelImage::Shipped(DeviceKind::Cuda(_)) => images::FATBINS.iter().map(|f| f.as_ptr().cast()).collect(),
+        KernelImage::Shipped(DeviceKind::Soft) => {
+            vec![SoftImage::load(images::SOFT_KERNELS).map_err(KernelError::Image)?.as_ptr()]
+        }
+        KernelImage::Soft(soft) => vec![soft.as_ptr()],
+    };
+    let mut modules = Vec::with_capacity(pointers.len());
+    for pointer in pointers {
+        // SAFETY: whole images of the kind the loaded driver knows, static or loaded for good.
+        modules.push(Rc::new(unsafe { Module::load(context, pointer)? }));
+    }
+    Ok(modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::NAMES;
+
+    #[test]
+    fn a_kernel_id_is_the_index_of_its_name() {
+        let text = include_str!("bindings.rs");
+        for (index, name) in NAMES.iter().enumerate() {
+            let line = format!("pub const G4_ID_{name}: G4KernelId = {index};");
+            assert!(text.contains(&line), "{line} is not in the bindings");
+        }
+    }
+}

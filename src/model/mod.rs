@@ -1,0 +1,19 @@
+//! What is served: the checkpoint's configuration and weights, the forward pass, and the kernels it is made of.
+//!
+//! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint holds;
+//! [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to its bytes.
+//! [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, and
+//! [`geometry`] says how large everything is.
+
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+mod fields;
+pub mod forward;
+pub mod geometry;
+pub mod kernels;
+mod layers;
+pub mod safetensors;
+mod shards;
+pub mod tensors;
+pub mod weights;

@@ -1,0 +1,269 @@
+//! Weights on the device: matrices in fragment order, vectors as they are, RoPE tables. Built once at load.
+//!
+//! Matrices that share their input are one packed matrix (q | k | v, and gate | up): one product a step for each group.
+//! Bytes go from the memory map through two pinned staging buffers to a device staging buffer, and a kernel packs them
+//! from there, so the host never holds a weight twice.
+
+use half::bf16;
+
+use super::checkpoint::{Checkpoint, TensorView};
+use super::config::{LayerConfig, LayerKind, ModelConfig, RopeConfig};
+use super::kernels::{Gemm, Kernels};
+use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
+
+/// Bytes of one staging buffer; a weight passes through in pieces of whole 16-row tiles.
+const STAGING_BYTES: usize = 32 << 20;
+
+/// A matrix `[n][k]` in fragment order.
+pub struct Packed {
+    data: DeviceBuffer<u16>,
+    n: usize,
+    k: usize,
+}
+
+impl Packed {
+    fn new(context: &Context, n: usize, k: usize) -> Result<Self, DriverError> {
+        Ok(Packed { data: DeviceBuffer::new(context, Gemm::packed_len(n, k))?, n, k })
+    }
+
+    /// The matrix as launchers take it.
+    pub fn gemm(&self) -> Gemm {
+        Gemm { weight: self.data.all(), n: self.n, k: self.k }
+    }
+}
+
+/// One layer's weights.
+pub struct LayerWeights {
+    pub input_norm: DeviceBuffer<u16>,
+    /// q | k | v rows, without v where K = V.
+    pub qkv: Packed,
+    pub q_norm: DeviceBuffer<u16>,
+    pub k_norm: DeviceBuffer<u16>,
+    pub o: Packed,
+    pub post_attention_norm: DeviceBuffer<u16>,
+    pub pre_ffw_norm: DeviceBuffer<u16>,
+    /// gate | up rows.
+    pub gate_up: Packed,
+    pub down: Packed,
+    pub post_ffw_norm: DeviceBuffer<u16>,
+    pub layer_scalar: DeviceBuffer<u16>,
+}
+
+/// cos and sin of one family, `[positions][pairs]` bf16.
+pub struct RopeTable {
+    pub cos: DeviceBuffer<u16>,
+    pub sin: DeviceBuffer<u16>,
+    pub pairs: usize,
+}
+
+/// Everything the forward pass reads that never changes.
+pub struct Weights {
+    /// The tied embedding, packed once; the head unless the checkpoint has one of its own.
+    pub embed: Packed,
+    pub head: Option<Packed>,
+    /// bf16 bits of sqrt(hidden): the reference rounds the scale before it multiplies.
+    pub embed_scale: u16,
+    pub norm: DeviceBuffer<u16>,
+    pub layers: Vec<LayerWeights>,
+    pub rope_sliding: RopeTable,
+    pub rope_global: RopeTable,
+}
+
+impl Weights {
+    /// Uploads and packs. `positions` is the length of the RoPE tables; `progress` hears the bytes uploaded so far.
+    pub fn load(
+        context: &Context,
+        stream: &Stream,
+        kernels: &Kernels,
+        checkpoint: &Checkpoint,
+        positions: usize,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, DriverError> {
+        let config = &checkpoint.config;
+        let mut up = Uploader::new(context, stream, kernels, largest_tensor(checkpoint), progress)?;
+        let embed = up.packed(&[checkpoint.embed()])?;
+        let head = checkpoint.head().map(|tensor| up.packed(&[tensor])).transpose()?;
+        let norm = up.vector(&checkpoint.norm())?;
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (index, layer) in config.layers.iter().enumerate() {
+            layers.push(load_layer(&mut up, checkpoint, index, layer)?);
+        }
+        up.finish()?;
+        let rope = |rope: RopeConfig| rope_table(context, stream, kernels, rope, positions);
+        let weights = Weights {
+            embed,
+            head,
+            embed_scale: embed_scale(config),
+            norm,
+            layers,
+            rope_sliding: rope(config.rope(LayerKind::Sliding))?,
+            rope_global: rope(config.rope(LayerKind::Global))?,
+        };
+        stream.synchronize()?;
+        Ok(weights)
+    }
+
+    /// The matrix the logits come from.
+    pub fn head(&self) -> Gemm {
+        self.head.as_ref().unwrap_or(&self.embed).gemm()
+    }
+
+    pub fn rope(&self, kind: LayerKind) -> &RopeTable {
+        match kind {
+            LayerKind::Sliding => &self.rope_sliding,
+            LayerKind::Global => &self.rope_global,
+        }
+    }
+}
+
+/// bf16(sqrt(hidden)) as bits.
+fn embed_scale(config: &ModelConfig) -> u16 {
+    bf16::from_f32((config.hidden as f32).sqrt()).to_bits()
+}
+
+/// Bytes of the largest matrix: the embedding, or an MLP matrix when the vocabulary is tiny.
+fn largest_tensor(checkpoint: &Checkpoint) -> usize {
+    let layers = (0..checkpoint.config.layers.len()).flat_map(|index| {
+        let t = checkpoint.layer(index);
+        [t.q.bytes.len(), t.o.bytes.len(), t.gate.bytes.len()]
+    });
+    layers.chain([checkpoint.embed().bytes.len()]).max().unwrap_or(0)
+}
+
+fn load_layer(
+    up: &mut Uploader,
+    checkpoint: &Checkpoint,
+    index: usize,
+    layer: &LayerConfig,
+) -> Result<LayerWeights, DriverError> {
+    let t = checkpoint.layer(index);
+    let mut qkv = vec![t.q, t.k];
+    qkv.extend(t.v);
+    debug_assert_eq!(qkv.len(), if layer.k_eq_v { 2 } else { 3 });
+    Ok(LayerWeights {
+        input_norm: up.vector(&t.input_norm)?,
+        qkv: up.packed(&qkv)?,
+        q_norm: up.vector(&t.q_norm)?,
+        k_norm: up.vector(&t.k_norm)?,
+        o: up.packed(&[t.o])?,
+        post_attention_norm: up.vector(&t.post_attn_norm)?,
+        pre_ffw_norm: up.vector(&t.pre_ffw_norm)?,
+        gate_up: up.packed(&[t.gate, t.up])?,
+        down: up.packed(&[t.down])?,
+        post_ffw_norm: up.vector(&t.post_ffw_norm)?,
+        layer_scalar: up.vector(&t.layer_scalar)?,
+    })
+}
+
+fn rope_table(
+    context: &Context,
+    stream: &Stream,
+    kernels: &Kernels,
+    rope: RopeConfig,
+    positions: usize,
+) -> Result<RopeTable, DriverError> {
+    let table = RopeTable {
+        cos: DeviceBuffer::new(context, positions * rope.pairs)?,
+        sin: DeviceBuffer::new(context, positions * rope.pairs)?,
+        pairs: rope.pairs,
+    };
+    let (cos, sin) = (table.cos.all(), table.sin.all());
+    kernels.rope_table(stream, cos, sin, rope.theta, positions, rope.pairs, rope.head_dim)?;
+    Ok(table)
+}
+
+/// Streams tensors to the device. Two staging buffers alternate: one is filled while the other's copy runs.
+struct Uploader<'a> {
+    context: &'a Context,
+    stream: &'a Stream,
+    kernels: &'a Kernels,
+    pinned: [PinnedBuffer<u16>; 2],
+    copied: [Event; 2],
+    staging: [DeviceBuffer<u16>; 2],
+    turn: usize,
+    uploaded_bytes: usize,
+    progress: &'a mut dyn FnMut(usize),
+}
+
+impl<'a> Uploader<'a> {
+    fn new(
+        context: &'a Context,
+        stream: &'a Stream,
+        kernels: &'a Kernels,
+        largest_bytes: usize,
+        progress: &'a mut dyn FnMut(usize),
+    ) -> Result<Self, DriverError> {
+        let elements = largest_bytes.min(STAGING_BYTES) / 2;
+        let copied = [Event::new(context)?, Event::new(context)?];
+        for event in &copied {
+            event.record(stream)?;
+        }
+        Ok(Uploader {
+            context,
+            stream,
+            kernels,
+            pinned: [PinnedBuffer::new(context, elements)?, PinnedBuffer::new(context, elements)?],
+            copied,
+            staging: [DeviceBuffer::new(context, elements)?, DeviceBuffer::new(context, elements)?],
+            turn: 0,
+            uploaded_bytes: 0,
+            progress,
+        })
+    }
+
+    /// Puts bytes (little-endian bf16) into this turn's device staging buffer and returns the slice.
+    fn stage(&mut self, bytes: &[u8]) -> Result<DeviceSlice<u16>, DriverError> {
+        self.turn = 1 - self.turn;
+        let turn = self.turn;
+        // The pinned buffer is free when its last copy has run; the device buffer is free in stream order.
+        self.copied[turn].wait()?;
+        self.pinned[turn].fill_le(bytes);
+        let slice = self.staging[turn].slice(0..bytes.len() / 2);
+        self.stream.upload_pinned(slice, &self.pinned[turn], 0)?;
+        self.copied[turn].record(self.stream)?;
+        self.uploaded_bytes += bytes.len();
+        (self.progress)(self.uploaded_bytes);
+        Ok(slice)
+    }
+
+    /// A vector as it is.
+    fn vector(&mut self, tensor: &TensorView) -> Result<DeviceBuffer<u16>, DriverError> {
+        let buffer = DeviceBuffer::new(self.context, tensor.bytes.len() / 2)?;
+        let mut done = 0;
+        for piece in tensor.bytes.chunks(self.piece_bytes(2)) {
+            let staged = self.stage(piece)?;
+            self.stream.copy(buffer.slice(done..done + piece.len() / 2), staged)?;
+            done += piece.len() / 2;
+        }
+        Ok(buffer)
+    }
+
+    /// Matrices that share their depth, stacked by rows (each a multiple of 16 but the last), in fragment order.
+    fn packed(&mut self, parts: &[TensorView]) -> Result<Packed, DriverError> {
+        let k = parts[0].shape[1];
+        let n = parts.iter().map(|part| part.shape[0]).sum();
+        let packed = Packed::new(self.context, n, k)?;
+        let mut row = 0;
+        for part in parts {
+            assert!(row % 16 == 0 && part.shape[1] == k, "{}: stacked at row {row}", part.name);
+            for piece in part.bytes.chunks(self.piece_bytes(16 * k * 2)) {
+                let rows = piece.len() / 2 / k;
+                let staged = self.stage(piece)?;
+                let first = Gemm::packed_len(row, k);
+                let target = packed.data.slice(first..first + Gemm::packed_len(rows, k));
+                self.kernels.pack(self.stream, staged, target, rows, k)?;
+                row += rows;
+            }
+        }
+        Ok(packed)
+    }
+
+    /// The largest multiple of `unit` bytes that fits a staging buffer, at least one unit.
+    fn piece_bytes(&self, unit: usize) -> usize {
+        (self.pinned[0].len() * 2 / unit).max(1) * unit
+    }
+
+    fn finish(self) -> Result<(), DriverError> {
+        self.stream.synchronize()
+    }
+}

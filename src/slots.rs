@@ -1,0 +1,83 @@
+//! The two pinned readback slots: where a step's records land on the host.
+//!
+//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its kernels;
+//! (3) [`Readback::collect`] waits for the event, checks every record against the step and the owners it was launched
+//! with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is collected.
+
+use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
+use crate::limits::ROWS_MAX;
+use crate::model::kernels::G4Record;
+
+pub struct Readback {
+    slots: [PinnedSlot; 2],
+}
+
+struct PinnedSlot {
+    records: PinnedBuffer<G4Record>,
+    copied: Event,
+    /// Step whose records the slot holds or waits for; none: free.
+    step: Option<i32>,
+}
+
+/// A record that does not belong to the step it was collected for: wrong state, the engine stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "record {row} of step {step} says step {got_step} and generation {got_generation}, expected generation {generation}"
+)]
+pub struct RecordMismatch {
+    pub row: usize,
+    pub step: i32,
+    pub generation: u32,
+    pub got_step: i32,
+    pub got_generation: u32,
+}
+
+impl Readback {
+    pub fn new(context: &Context) -> Result<Self, DriverError> {
+        let slot = || -> Result<PinnedSlot, DriverError> {
+            Ok(PinnedSlot { records: PinnedBuffer::new(context, ROWS_MAX)?, copied: Event::new(context)?, step: None })
+        };
+        Ok(Readback { slots: [slot()?, slot()?] })
+    }
+
+    /// Enqueues the readback of `records` behind the step's kernels.
+    pub fn enqueue(&mut self, s: &Stream, step: i32, records: DeviceSlice<G4Record>) -> Result<(), DriverError> {
+        let slot = &mut self.slots[step as usize % 2];
+        assert_eq!(slot.step, None, "step {step} meets an uncollected readback slot");
+        s.download_pinned(&slot.records, 0, records)?;
+        slot.copied.record(s)?;
+        slot.step = Some(step);
+        Ok(())
+    }
+
+    /// Waits for a step and hands out its records, one per expected generation, in row order.
+    pub fn collect(
+        &mut self,
+        step: i32,
+        generations: impl Iterator<Item = u32>,
+        mut take: impl FnMut(usize, G4Record),
+    ) -> Result<(), CollectError> {
+        let slot = &mut self.slots[step as usize % 2];
+        assert_eq!(slot.step, Some(step), "step {step} was not launched into this slot");
+        slot.copied.wait()?;
+        slot.step = None;
+        for (row, generation) in generations.enumerate() {
+            let record = slot.records.read(row);
+            if record.step != step || record.generation != generation {
+                let (got_step, got_generation) = (record.step, record.generation);
+                return Err(RecordMismatch { row, step, generation, got_step, got_generation }.into());
+            }
+            take(row, record);
+        }
+        Ok(())
+    }
+}
+
+/// Why a step could not be collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CollectError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Mismatch(#[from] RecordMismatch),
+}
