@@ -10,6 +10,8 @@
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
 
+pub mod device;
 pub mod engine;
 pub mod limits;
+pub mod model;
 pub mod request;

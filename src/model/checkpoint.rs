@@ -1,0 +1,310 @@
+//! A checkpoint: a folder of safetensors shards or the one inside the binary, checked completely against its
+//! configuration before anything is read from it, then typed access to every tensor's bytes.
+//!
+//! Life: (1) the configuration is parsed; (2) the shards are mapped and their headers checked; (3) the text tower's prefix
+//! is found; (4) every tensor is either expected (with its dtype and shape), skipped by name, or a refusal; (5) views are
+//! handed out while the checkpoint lives. Nothing is copied.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::config::{ConfigError, ModelConfig};
+use super::safetensors::{Dtype, HeaderError, TensorInfo};
+use super::shards::{Shard, open_shards, read_optional};
+use super::tensors::{self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, Prefix, is_skipped};
+
+/// An opened checkpoint whose text tower is complete.
+pub struct Checkpoint {
+    pub config: ModelConfig,
+    /// The folder's name: the model's id unless the operator gives another.
+    pub name: String,
+    shards: Vec<Shard>,
+    outer: OuterTensors<Place>,
+    head: Option<Place>,
+    layers: Vec<LayerTensors<Place>>,
+    tokenizer_json: Option<Cow<'static, [u8]>>,
+    chat_template: Option<String>,
+}
+
+/// One tensor's bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Full name, as the file spells it.
+    pub name: &'a str,
+    /// Rows by depth, or one dimension; depth is contiguous.
+    pub shape: &'a [usize],
+    /// bf16, little endian, at any alignment.
+    pub bytes: &'a [u8],
+}
+
+/// Why a checkpoint is refused; `Display` names the file, and the tensor where there is one.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: {bytes} bytes, the limit for this file is {bytes_max}", path.display())]
+    FileTooLarge { path: PathBuf, bytes: u64, bytes_max: u64 },
+    #[error("{}: {source}", folder.display())]
+    Config { folder: PathBuf, source: Box<ConfigError> },
+    #[error("{}: {source}", path.display())]
+    Header { path: PathBuf, source: Box<HeaderError> },
+    #[error("{}: neither model.safetensors nor model.safetensors.index.json is there", folder.display())]
+    NoWeights { folder: PathBuf },
+    #[error("{}: {why}", path.display())]
+    Index { path: PathBuf, why: String },
+    #[error("{}: shard {shard} is missing, tensor {tensor} should be in it", folder.display())]
+    ShardMissing { folder: PathBuf, shard: String, tensor: String },
+    #[error("{}: tensor {tensor} is not in it, the index says it is", path.display())]
+    NotInShard { path: PathBuf, tensor: String },
+    #[error("{}: tensor {tensor} is in it, the index does not say so", path.display())]
+    NotInIndex { path: PathBuf, tensor: String },
+    #[error("{source_name}: no text tower: {EMBED} stands under none of {prefixes}")]
+    NoPrefix { source_name: String, prefixes: String },
+    #[error("{source_name}: two text towers: {EMBED} stands under {first} and under {second}")]
+    TwoPrefixes { source_name: String, first: &'static str, second: &'static str },
+    #[error("{source_name}: tensor {tensor} {expected:?} is missing")]
+    Missing { source_name: String, tensor: String, expected: Vec<usize> },
+    #[error("{}: tensor {tensor} has shape {found:?}, config.json says {expected:?}", path.display())]
+    Shape { path: PathBuf, tensor: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("{}: tensor {tensor} is {found}, expected BF16", path.display())]
+    DtypeNotBf16 { path: PathBuf, tensor: String, found: Dtype },
+    #[error("{}: tensor {tensor} is unknown", path.display())]
+    Unknown { path: PathBuf, tensor: String },
+    #[error("{}: tensor {tensor} contradicts config.json: attention_k_eq_v takes V of this layer from K", path.display())]
+    VBesideKEqV { path: PathBuf, tensor: String },
+    #[error("{source_name}: tie_word_embeddings is false but {tensor} is missing")]
+    NoHead { source_name: String, tensor: &'static str },
+}
+
+/// The embedded checkpoint's files.
+pub struct EmbeddedFiles {
+    pub name: &'static str,
+    pub config: &'static [u8],
+    pub generation_config: Option<&'static [u8]>,
+    pub tokenizer_config: Option<&'static [u8]>,
+    pub tokenizer: Option<&'static [u8]>,
+    pub chat_template: Option<&'static [u8]>,
+    pub weights: &'static [u8],
+}
+
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+
+impl Checkpoint {
+    /// Opens a folder as published: `config.json` and `model.safetensors` or its index with shards;
+    /// `generation_config.json`, `tokenizer_config.json`, `tokenizer.json` and `chat_template.jinja` where there.
+    pub fn open(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+        let read = |name: &str, bytes_max| read_optional(&folder.join(name), bytes_max);
+        let config = read("config.json", CONFIG_BYTES_MAX)?.ok_or_else(|| CheckpointError::Io {
+            path: folder.join("config.json"),
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
+        let generation = read("generation_config.json", CONFIG_BYTES_MAX)?;
+        let tokenizer_config = read("tokenizer_config.json", CONFIG_BYTES_MAX)?;
+        let template = read("chat_template.jinja", CONFIG_BYTES_MAX)?;
+        let config = ModelConfig::parse(&config, generation.as_deref(), tokenizer_config.as_deref())
+            .map_err(|source| CheckpointError::Config { folder: folder.to_owned(), source: source.into() })?;
+        let shards = open_shards(folder)?;
+        Ok(Checkpoint {
+            tokenizer_json: read("tokenizer.json", TOKENIZER_BYTES_MAX)?.map(Cow::Owned),
+            chat_template: chat_template(template.as_deref(), tokenizer_config.as_deref()),
+            ..Self::assemble(config, folder_name(folder), &folder.display().to_string(), shards)?
+        })
+    }
+
+    /// Opens a checkpoint that lies in memory, by the same parser.
+    pub fn from_static(files: &EmbeddedFiles) -> Result<Checkpoint, CheckpointError> {
+        let path = PathBuf::from(format!("embedded {}", files.name));
+        let config = ModelConfig::parse(files.config, files.generation_config, files.tokenizer_config)
+            .map_err(|source| CheckpointError::Config { folder: path.clone(), source: source.into() })?;
+        let shards = vec![Shard::from_static(path, files.weights)?];
+        Ok(Checkpoint {
+            tokenizer_json: files.tokenizer.map(Cow::Borrowed),
+            chat_template: chat_template(files.chat_template, files.tokenizer_config),
+            ..Self::assemble(config, files.name.to_owned(), &format!("embedded {}", files.name), shards)?
+        })
+    }
+
+    /// The default checkpoint, compiled into the binary: random weights, 6 layers, 512 tokens of vocabulary.
+    pub fn embedded() -> Result<Checkpoint, CheckpointError> {
+        Self::from_static(&EmbeddedFiles {
+            name: "random-tiny",
+            config: include_bytes!("../../models/random-tiny/config.json"),
+            generation_config: Some(include_bytes!("../../models/random-tiny/generation_config.json")),
+            tokenizer_config: Some(include_bytes!("../../models/random-tiny/tokenizer_config.json")),
+            tokenizer: Some(include_bytes!("../../models/random-tiny/tokenizer.json")),
+            chat_template: None,
+            weights: include_bytes!("../../models/random-tiny/model.safetensors"),
+        })
+    }
+
+    /// The token embedding, [V][H]; also the head unless there is one.
+    pub fn embed(&self) -> TensorView<'_> {
+        self.view(&self.outer.embed)
+    }
+
+    /// The norm before the head, [H].
+    pub fn norm(&self) -> TensorView<'_> {
+        self.view(&self.outer.norm)
+    }
+
+    /// A head of its own, [V][H], as quantised repositories store it; none: the head is the embedding.
+    pub fn head(&self) -> Option<TensorView<'_>> {
+        self.head.as_ref().map(|place| self.view(place))
+    }
+
+    /// The tensors of one layer.
+    pub fn layer(&self, index: usize) -> LayerTensors<TensorView<'_>> {
+        self.layers[index].map(|place| self.view(place))
+    }
+
+    pub fn tokenizer_json(&self) -> Option<&[u8]> {
+        self.tokenizer_json.as_deref()
+    }
+
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    fn view(&self, place: &Place) -> TensorView<'_> {
+        let (shard, info) = place.of(&self.shards);
+        TensorView { name: &info.name, shape: &info.shape, bytes: &shard.bytes()[info.bytes.clone()] }
+    }
+
+    fn assemble(
+        config: ModelConfig,
+        name: String,
+        source_name: &str,
+        shards: Vec<Shard>,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let places = places_by_name(&shards);
+        let mut tower = Tower { source_name, prefix: find_prefix(source_name, &places)?, shards: &shards, places };
+        let outer = tensors::outer(&config);
+        let outer = OuterTensors { embed: tower.take(&outer.embed)?, norm: tower.take(&outer.norm)? };
+        let layers = (0..config.layers.len())
+            .map(|index| tensors::layer(&config, index).try_map(|expected| tower.take(expected)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let head = tower.take_head(&config)?;
+        tower.refuse_rest(&config)?;
+        Ok(Checkpoint { config, name, shards, outer, head, layers, tokenizer_json: None, chat_template: None })
+    }
+}
+
+/// Where a tensor stands: shard, and index into the shard's header.
+#[derive(Clone, Copy)]
+struct Place {
+    shard: usize,
+    tensor: usize,
+}
+
+impl Place {
+    fn of(self, shards: &[Shard]) -> (&Shard, &TensorInfo) {
+        let shard = &shards[self.shard];
+        (shard, &shard.tensors[self.tensor])
+    }
+}
+
+/// What is left of the checkpoint's tensors while the expected ones are taken out.
+struct Tower<'a> {
+    source_name: &'a str,
+    prefix: Prefix,
+    shards: &'a [Shard],
+    places: HashMap<&'a str, Place>,
+}
+
+impl Tower<'_> {
+    fn take(&mut self, expected: &Expected) -> Result<Place, CheckpointError> {
+        let name = format!("{}{}", self.prefix.text, expected.name);
+        let Some(place) = self.places.remove(name.as_str()) else {
+            let expected = expected.shape.clone();
+            return Err(CheckpointError::Missing { source_name: self.source_name.to_owned(), tensor: name, expected });
+        };
+        self.check(place, &expected.shape)
+    }
+
+    fn take_head(&mut self, config: &ModelConfig) -> Result<Option<Place>, CheckpointError> {
+        match self.places.remove(self.prefix.head) {
+            Some(place) => self.check(place, &[config.vocab, config.hidden]).map(Some),
+            None if config.tied_head => Ok(None),
+            None => Err(CheckpointError::NoHead { source_name: self.source_name.to_owned(), tensor: self.prefix.head }),
+        }
+    }
+
+    fn check(&self, place: Place, expected: &[usize]) -> Result<Place, CheckpointError> {
+        let (shard, info) = place.of(self.shards);
+        let (path, tensor) = (shard.path.clone(), info.name.clone());
+        if info.dtype != Dtype::Bf16 {
+            return Err(CheckpointError::DtypeNotBf16 { path, tensor, found: info.dtype });
+        }
+        if info.shape != expected {
+            let (found, expected) = (info.shape.clone(), expected.to_vec());
+            return Err(CheckpointError::Shape { path, tensor, found, expected });
+        }
+        Ok(place)
+    }
+
+    /// Every tensor that was not taken must be one that is skipped by name. The first in file order is named.
+    fn refuse_rest(&self, config: &ModelConfig) -> Result<(), CheckpointError> {
+        let rest = self.places.iter().filter(|(name, _)| !is_skipped(name, &self.prefix));
+        let Some((name, place)) = rest.min_by_key(|(_, place)| (place.shard, place.tensor)) else {
+            return Ok(());
+        };
+        let (path, tensor) = (self.shards[place.shard].path.clone(), name.to_string());
+        let v_of = |index: usize| format!("{}layers.{index}.self_attn.v_proj.weight", self.prefix.text);
+        if config.layers.iter().enumerate().any(|(index, layer)| layer.k_eq_v && v_of(index) == *name) {
+            return Err(CheckpointError::VBesideKEqV { path, tensor });
+        }
+        Err(CheckpointError::Unknown { path, tensor })
+    }
+}
+
+/// No name stands twice: a header is refused then, and shards hold exactly what an index without repetitions gives them.
+fn places_by_name(shards: &[Shard]) -> HashMap<&str, Place> {
+    let mut places = HashMap::new();
+    for (shard, of) in shards.iter().enumerate() {
+        for (tensor, info) in of.tensors.iter().enumerate() {
+            let twice = places.insert(info.name.as_str(), Place { shard, tensor }).is_some();
+            assert!(!twice, "{} stands in two shards", info.name);
+        }
+    }
+    places
+}
+
+fn find_prefix(source_name: &str, places: &HashMap<&str, Place>) -> Result<Prefix, CheckpointError> {
+    let source_name = || source_name.to_owned();
+    let found: Vec<&Prefix> =
+        PREFIXES.iter().filter(|prefix| places.contains_key(format!("{}{EMBED}", prefix.text).as_str())).collect();
+    match found[..] {
+        [prefix] => Ok(*prefix),
+        [] => Err(CheckpointError::NoPrefix {
+            source_name: source_name(),
+            prefixes: PREFIXES.map(|prefix| prefix.text).join(", "),
+        }),
+        [first, second, ..] => {
+            Err(CheckpointError::TwoPrefixes { source_name: source_name(), first: first.text, second: second.text })
+        }
+    }
+}
+
+/// The template's own file, or the field of tokenizer_config.json that held it in older repositories.
+fn chat_template(file: Option<&[u8]>, tokenizer_config: Option<&[u8]>) -> Option<String> {
+    if let Some(text) = file.and_then(|bytes| std::str::from_utf8(bytes).ok()) {
+        return Some(text.to_owned());
+    }
+    let config: serde_json::Value = serde_json::from_slice(tokenizer_config?).ok()?;
+    match config.get("chat_template")? {
+        serde_json::Value::String(text) => Some(text.clone()),
+        serde_json::Value::Array(named) => named
+            .iter()
+            .find(|one| one.get("name").and_then(|name| name.as_str()) == Some("default"))
+            .and_then(|one| Some(one.get("template")?.as_str()?.to_owned())),
+        _ => None,
+    }
+}
+
+fn folder_name(folder: &Path) -> String {
+    let resolved = folder.canonicalize();
+    let path = resolved.as_deref().unwrap_or(folder);
+    path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
