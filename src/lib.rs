@@ -15,3 +15,4 @@ pub mod engine;
 pub mod limits;
 pub mod model;
 pub mod request;
+pub mod scheduler;
