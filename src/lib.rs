@@ -12,6 +12,7 @@
 
 pub mod device;
 pub mod engine;
+pub mod kv;
 pub mod limits;
 pub mod model;
 pub mod request;
