@@ -5,7 +5,7 @@
 //! 1. `server`: routes, wire types, SSE, health, drain (async side).
 //! 2. `text`: tokenizer, detokenizer, stop strings (async side).
 //! 3. [`request`], [`engine::handle`]: the door to the engine thread.
-//! 4. [`engine`]: the step loop. `scheduler` plans, `kv` accounts for pages.
+//! 4. [`engine`]: the step loop. [`scheduler`] plans, [`kv`] accounts for pages.
 //! 5. [`step`]: device step tables. [`graph`]: buckets, capture, replay. [`sampler`]: the sampler graph. [`slots`]:
 //!    pinned readback slots.
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
@@ -16,8 +16,10 @@ pub mod request;
 
 pub mod engine;
 pub mod graph;
+pub mod kv;
 pub mod model;
 pub mod sampler;
+pub mod scheduler;
 pub mod score;
 pub mod slots;
 pub mod step;

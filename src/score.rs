@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::device::DeviceKind;
+use crate::device::{DeviceBuffer, DeviceKind};
 use crate::engine::runner::{PromptChunk, RowOwner, Runner};
-use crate::engine::start::{Sizes, StartError, build_runner};
+use crate::engine::start::{StartError, build_runner};
 use crate::limits::ROWS_MAX;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::kernels::{G4Slot, KernelImage};
+use crate::model::plan::PlanOptions;
 use crate::slots::CollectError;
 
 /// Why a score could not be made. Nothing is written then.
@@ -94,16 +95,16 @@ pub fn score(
         ScorePath::Decode => 1,
         ScorePath::Chunks(n) => n.min(ids.len()),
     };
-    let sizes = Sizes {
+    let defaults = PlanOptions::default();
+    let plan = PlanOptions {
         max_running: 1,
         max_context: Some(ids.len() + 1),
-        kv_pages: None,
         prefill_chunk: chunk,
-        // Logits of a prompt come a bucket of rows at a time.
-        bucket_max: if options.path == ScorePath::Decode { 1 } else { ROWS_MAX },
-        segment: options.segment,
+        segment_sliding: options.segment.unwrap_or(defaults.segment_sliding),
+        segment_global: options.segment.unwrap_or(defaults.segment_global),
+        ..defaults
     };
-    let mut runner = build_runner(checkpoint, device, image, &sizes, &mut |_, _| {})?;
+    let (mut runner, _) = build_runner(checkpoint, device, image, &plan, &mut |_, _| {})?;
     if options.hidden {
         runner.tap_hidden()?;
     }
@@ -125,19 +126,20 @@ pub fn score(
 
 /// Gives slot 0 the whole of both pools.
 fn grant_everything(runner: &mut Runner) -> Result<(), ScoreError> {
-    let g = runner.forward.geometry;
-    let sliding: Vec<u32> = (0..g.sliding.table_pages as u32).collect();
-    let global: Vec<u32> = (0..g.global.table_pages.min(g.global.pages) as u32).collect();
+    let g = runner.forward.geometry.clone();
+    let sliding: Vec<u32> = (0..g.ring_pages as u32).collect();
+    let global: Vec<u32> = (0..g.global_table_pages.min(g.global_pages) as u32).collect();
     Ok(runner.grant_pages(0, &sliding, &global)?)
 }
 
 fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -> Result<(), ScoreError> {
+    let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
         runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None })?;
         let mut first = 0;
         while first < tokens.len() {
             let count = (tokens.len() - first).min(ROWS_MAX);
-            scores.logits.extend(runner.prompt_logits(first, count)?);
+            scores.logits.extend(runner.prompt_logits(first, count, &out)?);
             first += count;
         }
         take_hidden(runner, tokens.len(), scores)?;

@@ -1,5 +1,5 @@
-// The tensor-core product and the loads that feed it, by name. Kernels on the host do not use them: their twins work at the
-// level of a K slab (see the kernels).
+// The tensor-core product and the loads that feed it, by name. Kernels on the host do not use them: their twins work at
+// the level of a K slab (see the kernels).
 #ifndef G4_MMA_H
 #define G4_MMA_H
 
@@ -13,7 +13,8 @@ namespace g4 {
 
 #if G4_GPU
 // d[16x8] += a[16x16] b[16x8]: bf16 operands, f32 accumulators in place.
-// a: {row g, row g+8} x {depth pair, depth pair + 8}; b: {depth pair, depth pair + 8}; d: rows g, g+8, columns 2t, 2t+1.
+// a: {row g, row g+8} x {depth pair, depth pair + 8}; b: {depth pair, depth pair + 8}; d: rows g, g+8, columns 2t,
+// 2t+1.
 G4_FN void mma_16x8x16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -47,8 +48,8 @@ G4_FN void copy_async_wait(Cta) {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 #else
-// The same words for tests that run GPU bodies on fibres. One product is a warp collective; it adds its sixteen products
-// singly in the depth order of pack_layout.h, so a body that is right gives the bits of the host twins of the kernels.
+// The same words for tests that run GPU bodies on fibres. One product is a warp collective that adds its sixteen terms
+// singly in the depth order of pack_layout.h, so a body that is right gives the bits of the kernels' host twins.
 struct MmaOperands {
   float* d;
   const uint32_t* a;

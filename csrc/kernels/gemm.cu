@@ -1,15 +1,16 @@
 // out[t][r] = bf16(sum over slabs of chains of w[r][k] x[t][k]): every linear layer of a decode step.
 //
-// Shapes   weight packed [ceil(n/16)][ceil(k/16)][32][8] bf16 (common/pack_layout.h), x [tokens][k] bf16 rows x_stride apart,
-//          out [tokens][n] bf16 rows out_stride apart. Instances t1 t2 t4 t8 t16 hold up to 8, 16, 32, 64, 128 tokens.
-// Moves    2 n k bytes of weights once, 2 tokens n of outputs; x comes from L2: 2 tokens k bytes for each block, that is
-//          tokens / rows a block of the weight bytes.
-// Fast by  the weight stream. A lane keeps D steps x R row tiles of 16-byte loads in flight, across row groups, so that
-//          two blocks hold 32 to 64 KiB in flight an SM where about 20 are needed; no weight passes through shared memory.
+// Shapes   weight packed [ceil(n/16)][ceil(k/16)][32][8] bf16 (common/pack_layout.h); x [tokens][k] bf16, rows x_stride
+//          apart; out [tokens][n] bf16, rows out_stride apart. t1 t2 t4 t8 t16 hold up to 8, 16, 32, 64, 128 tokens.
+// Moves    2 n k bytes of weights once, 2 tokens n of outputs; each block reads x, 2 tokens k bytes, from L2: tokens over
+//          rows a block times the weight bytes in all.
+// Fast by  the weight stream. A lane keeps D steps x R row tiles of 16-byte loads in flight, across row groups: 32 KiB and
+//          more an SM, where about 20 are needed. No weight passes through shared memory.
 //          Geometry, launch formulas and the two GPU bodies: gemm.cuh. Host twin: gemm_host.h.
-// Tried    nothing has been timed on a GPU. On paper: one K split inside a block only; narrow n at t8 and t16 leaves SMs idle
-//          (n = 3840: 30 blocks of 128 rows), a split across blocks by scratch and ticket would fill them.
-// Test     scripts name it `gemm`: csrc/tests/gemm_test.cpp
+// Tried    nothing has been timed on a GPU. Loading a slot after its products instead of from a copy of it: 95 registers
+//          for 124 at t1, 128 for 180 at t2, with the same order of loads and products one step later.
+//          Known weak: n = 3840 at t8 and t16 is 30 blocks of 128 rows; a K split across blocks needs scratch and a ticket.
+// Test     csrc/tests/gemm_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"
 
 #define G4_GEMM_INSTANCE(T) \

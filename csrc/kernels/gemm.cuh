@@ -1,16 +1,17 @@
-// Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu): geometry, output policies and two GPU bodies.
+// Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu): geometry, output policies, two GPU bodies.
 //
-//   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over the
-//   steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The first sum is the total's start, not an addend to zero.
+//   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over
+//   the steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The total starts as chain_0; nothing is added to zero.
 //
 // direct (1, 2 or 4 token tiles of 8): bound by the weight stream. A block is S slabs x 8/S row sets; a warp owns R row
-//   tiles of 16 and one slab. Weights go straight to registers, one 16-byte load a lane = one A fragment, D steps ahead of
-//   the products; activations (8 bytes a lane, L1 or L2) ride in the same slots. A block walks row groups blockIdx.x,
-//   + gridDim.x, ... and loads the next group's first steps before it folds this one, so the stream has no gap.
-//   Slab sums meet in shared memory as raw fragments (16-byte accesses) and are added in ascending order.
+//   tiles of 16 and one slab. Weights go straight to registers, one 16-byte load a lane = one A fragment, D steps ahead
+//   of the products; activations (8 bytes a lane, from L1 or L2) ride in the same slots. A block walks row groups
+//   blockIdx.x, + gridDim.x, ... and loads the next group's first steps before it folds this one, so the stream has no
+//   gap. Slab sums meet in shared memory as raw fragments (16-byte accesses) and are added in ascending order.
 // staged (8 or 16 token tiles, and the prompt GEMM): bound by L1 and the tensor cores. A block is 128 rows x all its
 //   tokens, a warp 2 row tiles x half the token tiles; slabs run one after the other with totals in registers.
-//   Activations pass through shared memory by cp.async, three buffers of 64 depths; weights go to registers, 4 steps ahead.
+//   Activations pass through shared memory by cp.async, three buffers of 64 depths; weights go to registers 4 steps
+//   ahead, through L1 because two warps read them.
 //
 // Launch, mirrored by the Rust launcher. 256 threads; T = token tiles of the instance; all integer arithmetic:
 //   tiles = ceil(n / 16)
@@ -86,7 +87,7 @@ G4_FN int gemm_tiled_grid(int tokens, int n) { return gemm_grid(8, n, 1) * gemm_
 #define G4_GEMM_BOUNDS_8 G4_GEMM_THREADS, 2
 #define G4_GEMM_BOUNDS_16 G4_GEMM_THREADS
 
-// ---- Output policies: what happens to a total ------------------------------------------------------------------------
+// ---- Output policies: what happens to a total -----------------------------------------------------------------------
 
 struct GemmOutBf16 {};
 G4_FN void gemm_put(GemmOutBf16, const G4GemmParams& p, int token, int row, float total) {
@@ -95,7 +96,7 @@ G4_FN void gemm_put(GemmOutBf16, const G4GemmParams& p, int token, int row, floa
 
 }  // namespace g4
 
-// G4_GEMM_BODIES: the host build runs the GPU bodies on fibres, product by product. Slow; gemm_test.cpp is run once so.
+// G4_GEMM_BODIES: the host build runs the GPU bodies on fibres, product by product (mma.h), for gemm_test.cpp.
 #if G4_GPU || defined(G4_GEMM_BODIES)
 
 namespace g4 {

@@ -1,8 +1,8 @@
 // Host twin of the matrix products: the same rule on the CPU, one call a block (numerics, section 2).
 //
 // Per output: products of bf16 values added singly in ascending k in f32, a multiply and an add each, slab sums added
-// ascending. Vectors run over the 16 rows of a weight tile and, outside them, over up to four tokens; never over depth, so
-// every vector width gives the same bits. A tile's weights are widened once into [depth][row] and reused by all tokens.
+// ascending. Vectors run over the 16 rows of a weight tile, up to four tokens at a time, never over depth: every vector
+// width gives the same bits. A tile's weights are widened once into [depth][row] and reused by all tokens.
 // Padded depths are multiplied like the others: they add +0, and a sum that started at +0 is never -0.
 // Included by gemm.cuh only.
 #ifndef G4_GEMM_HOST_H
@@ -35,8 +35,8 @@ constexpr int kGemmHostChunk = 16;  // steps widened at a time: 16 KiB, half of 
 typedef uint32_t GemmWords8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float GemmFloats8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-// One packed 16x16 tile -> f32 [depth 16][row 16]. The tile is eight rows g of 16 words; word 4u + 2p + h of row g holds
-// depths 4u + 2p (low half) and 4u + 2p + 1 of row g + 8h: two 8x8 transposes of words.
+// One packed 16x16 tile -> f32 [depth 16][row 16]. The tile is eight rows g of 16 words; word 4u + 2p + h of row g
+// holds depths 4u + 2p (low half) and 4u + 2p + 1 of row g + 8h: two 8x8 transposes of words.
 G4_HOST_INLINE void gemm_host_widen(const uint16_t* tile, float* out) {
   G4_HOST_UNROLL
   for (int half = 0; half < 2; half++) {
@@ -93,13 +93,14 @@ G4_HOST_INLINE void gemm_host_chain(const float* weight, int depths, const float
     for (int h = 0; h < 2; h++) *reinterpret_cast<GemmFloats8*>(acc + i * 16 + h * 8) = a[i][h];
 }
 
-// One slab of one row tile: acc[tokens][16] += chain over `steps` steps. tile: packed, x: f32 of the slab's first depth.
+// One slab of one row tile: acc[tokens][16] += chain over `steps` steps. tile and x stand at the slab's first depth.
 G4_HOST_CLONES
 static void gemm_host_slab(const uint16_t* tile, int steps, const float* x, long x_stride, int tokens, float* weight,
                            float* acc) {
   for (int s = 0; s < steps; s += kGemmHostChunk) {
     const int count = steps - s < kGemmHostChunk ? steps - s : kGemmHostChunk, depths = count * G4_TILE_K;
-    for (int i = 0; i < count; i++) gemm_host_widen(tile + (long)(s + i) * kGemmTileElements, weight + i * kGemmTileElements);
+    for (int i = 0; i < count; i++)
+      gemm_host_widen(tile + (long)(s + i) * kGemmTileElements, weight + i * kGemmTileElements);
     const float* xs = x + s * G4_TILE_K;
     int t = 0;
     for (; t + 4 <= tokens; t += 4) gemm_host_chain<4>(weight, depths, xs + t * x_stride, x_stride, acc + t * 16);
@@ -200,7 +201,7 @@ G4_FN void gemm_check(Cta cta, const G4GemmParams& p, int tokens_max, int shared
   else if (p.tokens < 1 || p.tokens > tokens_max) broken = "GEMM: token count outside the instance";
   else if (p.n < 1 || p.k < 8 || p.k % 8) broken = "GEMM: n positive, k a positive multiple of 8";
   else if (p.x_stride < p.k || p.x_stride % 8 || p.out_stride < p.n) broken = "GEMM: stride";
-  else if (reinterpret_cast<uintptr_t>(p.x) % 16 || reinterpret_cast<uintptr_t>(p.weight) % 16) broken = "GEMM: alignment";
+  else if ((reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.weight)) % 16) broken = "GEMM: alignment";
   else if (p.slabs != slab_count(p.k)) broken = "GEMM: slabs is not S(K)";
   else if ((int)cta.self->shared_bytes < shared_bytes) broken = "GEMM: dynamic shared memory too small";
   if (broken) cta.self->ops->trap(cta.self, broken, __FILE__, __LINE__);

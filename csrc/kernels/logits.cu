@@ -1,12 +1,12 @@
 // out[t][v] = cap * tanh(s / cap), s = sum over slabs of chains of w[v][k] x[t][k]; f32 throughout, cap 0: out = s.
 //
-// Shapes   weight: the tied embedding, packed [ceil(vocab/16)][ceil(k/16)][32][8] bf16; x [tokens][k] bf16 after the final
-//          norm; out [tokens][vocab] f32, rows out_stride apart. Instances as in gemm.cu.
-// Moves    2 vocab k bytes of weights once (2 GiB at 262144 x 3840: the largest single read of a step), 4 tokens vocab out.
-// Fast by  what gemm.cu does. A block walks many row groups and loads the next group's weights before it folds the last.
+// Shapes   weight: the tied embedding, packed [ceil(vocab/16)][ceil(k/16)][32][8] bf16; x [tokens][k] bf16 after the
+//          final norm; out [tokens][vocab] f32, rows out_stride apart. Instances as in gemm.cu.
+// Moves    2 vocab k bytes of weights once (2.0 GB at 262144 x 3840, the largest single read of a step), 4 tokens vocab
+//          bytes of logits.
+// Fast by  what gemm.cu does; here a block walks tens of row groups without a gap in its weight stream.
 // Tried    nothing has been timed on a GPU.
-// Test     csrc/tests/gemm_test.cpp, tests named logits. G4_PLANT_NO_SOFTCAP is a planted bug: gates that compare logits
-//          must go red with it.
+// Test     csrc/tests/gemm_test.cpp. G4_PLANT_NO_SOFTCAP is a planted bug: gates that compare logits must go red with it.
 #include "../common/math.h"
 #include "gemm.cuh"
 

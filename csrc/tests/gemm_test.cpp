@@ -1,5 +1,6 @@
-// The matrix products against the rule of numerics section 2, written out per output: unpacked weights, one ascending chain
-// a slab, slab sums added ascending, one rounding. On the host every comparison is of bits.
+// The matrix products against the rule of numerics section 2, written out per output: unpacked weights, one ascending
+// chain a slab, slab sums added ascending, one rounding. On the host every comparison is of bits.
+// With every file built with -DG4_GEMM_BODIES the same tests check the index arithmetic of the GPU bodies (about 50 s).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,8 +19,9 @@ class Input {
   explicit Input(const Bf16s& v) : bytes_(v.size() * 2) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     mapped_ = (bytes_ + page - 1) / page * page;
-    base_ = static_cast<uint8_t*>(mmap(nullptr, mapped_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    G4_CHECK(base_ != MAP_FAILED, "mmap of %zu bytes", mapped_);
+    void* p = mmap(nullptr, mapped_ + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    G4_CHECK(p != MAP_FAILED, "mmap of %zu bytes", mapped_);
+    base_ = static_cast<uint8_t*>(p);
     mprotect(base_ + mapped_, page, PROT_NONE);
     mapped_ += page;
     at_ = reinterpret_cast<uint16_t*>(base_ + mapped_ - page - bytes_);
@@ -137,8 +139,9 @@ std::vector<uint32_t> product(int token_tiles, const Weights& w, const Bf16s& x,
   } else {
     const Instance* i = kInstances;
     while (i->token_tiles != token_tiles) i++;
-    launch(run.kind == kGemm ? i->gemm : i->logits, "small GEMM", &p, {(uint32_t)g4::gemm_grid(token_tiles, w.n, slabs)},
-           G4_GEMM_THREADS, g4::gemm_shared_bytes(token_tiles, w.n, slabs), run.seed);
+    const uint32_t grid = g4::gemm_grid(token_tiles, w.n, slabs);
+    launch(run.kind == kGemm ? i->gemm : i->logits, "small GEMM", &p, {grid}, G4_GEMM_THREADS,
+           g4::gemm_shared_bytes(token_tiles, w.n, slabs), run.seed);
   }
   std::vector<uint32_t> all(outs), out;
   const std::vector<uint16_t> low = bf16.download();
@@ -148,7 +151,7 @@ std::vector<uint32_t> product(int token_tiles, const Weights& w, const Bf16s& x,
     for (int r = 0; r < out_stride; r++) {
       const uint32_t v = all[(size_t)t * out_stride + r];
       if (t < tokens && r < w.n) out.push_back(v);
-      else G4_CHECK(v == (run.kind == kGemm ? 0xfbfbu : 0xfbfbfbfbu), "store outside the output: token %d row %d", t, r);
+      else G4_CHECK(v == (run.kind == kGemm ? 0xfbfbu : 0xfbfbfbfbu), "store outside: token %d row %d", t, r);
     }
   return out;
 }
@@ -168,8 +171,8 @@ void same(const std::vector<uint32_t>& got, const std::vector<uint32_t>& want, c
           int token_tiles) {
   G4_CHECK(got.size() <= want.size(), "%zu outputs, %zu expected", got.size(), want.size());
   for (size_t i = 0; i < got.size(); i++)
-    G4_CHECK(got[i] == want[i], "%s, t%d, n %d, k %d, token %zu of %zu, row %zu: %08x, want %08x", what, token_tiles, w.n, w.k,
-             i / w.n, got.size() / w.n, i % w.n, got[i], want[i]);
+    G4_CHECK(got[i] == want[i], "%s, t%d, n %d, k %d, token %zu of %zu, row %zu: %08x, want %08x", what, token_tiles,
+             w.n, w.k, i / w.n, got.size() / w.n, i % w.n, got[i], want[i]);
 }
 
 Bf16s first_tokens(const Bf16s& x, int tokens, int k) { return Bf16s(x.begin(), x.begin() + (size_t)tokens * k); }
@@ -233,8 +236,8 @@ G4_TEST(gemm_real_widths_follow_the_rule_at_sampled_rows) {
         const int row = i == 0 ? 0 : i == 1 ? w.n - 1 : (int)r.below(w.n);
         for (int t = 0; t < tokens; t++) {
           const uint16_t want = round_reference(rule(w, row, x.data() + (size_t)t * w.k));
-          G4_CHECK(small[(size_t)t * w.n + row] == want, "n %d, k %d, token %d, row %d: %04x, want %04x", w.n, w.k, t, row,
-                   small[(size_t)t * w.n + row], want);
+          const uint32_t got = small[(size_t)t * w.n + row];
+          G4_CHECK(got == want, "n %d, k %d, token %d, row %d: %04x, want %04x", w.n, w.k, t, row, got, want);
         }
       }
       same(product(kTiled, w, first_tokens(x, tokens, w.k)), small, w, "tiled against small", kTiled);
@@ -254,15 +257,16 @@ G4_TEST(gemm_a_token_does_not_depend_on_its_neighbours_or_its_column) {
         for (int i = 0; i < tokens; i++) order[i] = i;
         for (int i = tokens; i > 1; i--) std::swap(order[i - 1], order[r.below(i)]);
         Bf16s moved(x.size());
-        for (int t = 0; t < tokens; t++) std::copy_n(x.begin() + (size_t)order[t] * k, k, moved.begin() + (size_t)t * k);
+        for (int t = 0; t < tokens; t++)
+          std::copy_n(x.begin() + (size_t)order[t] * k, k, moved.begin() + (size_t)t * k);
         const std::vector<uint32_t> got = product(tiles, w, moved);
         for (int t = 0; t < tokens; t++) {
           const Bf16s alone(moved.begin() + (size_t)t * k, moved.begin() + (size_t)(t + 1) * k);
           const std::vector<uint32_t> solo = product(1, w, alone);
           for (int row = 0; row < w.n; row++) {
             const uint32_t v = got[(size_t)t * w.n + row];
-            G4_CHECK(v == base[(size_t)order[t] * w.n + row] && v == solo[row], "k %d, %d tokens, t%d, token %d, row %d", k,
-                     tokens, tiles, order[t], row);
+            G4_CHECK(v == base[(size_t)order[t] * w.n + row] && v == solo[row],
+                     "k %d, %d tokens, t%d, token %d, row %d", k, tokens, tiles, order[t], row);
           }
         }
       }
@@ -315,8 +319,8 @@ G4_TEST(gemm_signed_zeros_denormals_and_extremes_follow_the_rule) {
     }
 }
 
-// numerics, section 5. On the host a chain from +0 never holds -0 (a product that underflows is rounded before it is added),
-// so the accumulators seen here are all that can stand there.
+// numerics, section 5. On the host a chain from +0 never holds -0 (a product that underflows is rounded before it is
+// added), so the accumulators seen here are all that can stand there.
 G4_TEST(gemm_a_zero_operand_returns_the_accumulators_bit_for_bit) {
   Random r(17);
   Run logits;
@@ -354,7 +358,8 @@ G4_TEST(gemm_permuting_weight_rows_permutes_the_outputs) {
   for (int tiles : {2, 8, kTiled}) {
     const std::vector<uint32_t> base = product(tiles, w, x), got = product(tiles, moved, x);
     for (int t = 0; t < 11; t++)
-      for (int row = 0; row < n; row++) G4_CHECK(got[t * n + row] == base[t * n + order[row]], "t%d, row %d", tiles, row);
+      for (int row = 0; row < n; row++)
+        G4_CHECK(got[t * n + row] == base[t * n + order[row]], "t%d, row %d", tiles, row);
   }
 }
 
@@ -394,7 +399,8 @@ G4_TEST(gemm_logits_are_soft_capped_in_f32) {
     same(got, raw(want), w, "soft-cap", 1);
     for (size_t i = 0; i < got.size(); i++) {  // and against libm, so that a wrong tanh shows too
       const double exact = cap == 0.0f ? totals[i] : cap * std::tanh((double)totals[i] / cap);
-      G4_CHECK(std::fabs(g4::f32_from_bits(got[i]) - exact) <= 1e-6 * std::fabs(exact), "cap %g, logit %g", cap, totals[i]);
+      const double error = std::fabs(g4::f32_from_bits(got[i]) - exact);
+      G4_CHECK(error <= 1e-6 * std::fabs(exact), "cap %g, logit %g: off by %g", cap, totals[i], error);
     }
   }
 }
@@ -411,8 +417,8 @@ G4_TEST(gemm_grids_cover_every_row_once) {
         }
         const int row_tiles = g4::gemm_row_tiles(tiles, n, slabs), rows = g4::gemm_group_tiles(row_tiles, slabs) * 16;
         const int groups = g4::gemm_groups(n, row_tiles, slabs);
-        G4_CHECK(groups * rows >= n && (groups - 1) * rows < n && grid <= groups && grid <= 264, "t%d, n %d, S %d: grid %d",
-                 tiles, n, slabs, grid);
+        G4_CHECK(groups * rows >= n && (groups - 1) * rows < n && grid <= groups && grid <= 264,
+                 "t%d, n %d, S %d: grid %d", tiles, n, slabs, grid);
         G4_CHECK(groups >= 112 || row_tiles == 1, "t%d, n %d: %d groups of %d row tiles", tiles, n, groups, row_tiles);
       }
 }

@@ -3,11 +3,12 @@
 //! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the same
 //! kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a decode step.
 
-use crate::device::{Context, DriverError, Stream};
-use crate::graph::{BucketGraphs, buckets};
+use crate::device::{Context, DeviceBuffer, DriverError, Stream};
+use crate::graph::BucketGraphs;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::sampler::{SampleRows, Sampler};
+use crate::scheduler::buckets;
 use crate::slots::{CollectError, Readback};
 use crate::step::StepTables;
 
@@ -55,14 +56,14 @@ pub struct PromptChunk<'a> {
 impl Runner {
     /// Allocates what a step needs; nothing is captured yet.
     pub fn new(context: Context, stream: Stream, forward: Forward) -> Result<Self, DriverError> {
-        let g = forward.geometry;
+        let g = forward.geometry.clone();
         Ok(Runner {
             graphs: Vec::new(),
             tap: None,
             readback: Readback::new(&context)?,
             sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
             tables: StepTables::new(&context, &stream, &g)?,
-            buckets: buckets(g.bucket_max),
+            buckets: buckets(g.max_running).to_vec(),
             forward,
             stream,
             context,
@@ -86,7 +87,7 @@ impl Runner {
     /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
     pub fn warm_up(&mut self) -> Result<(), DriverError> {
         self.tables.upload_rows(&self.stream, &[])?;
-        let rows = self.forward.geometry.prefill_chunk.min(129);
+        let rows = self.forward.geometry.chunk_tokens.min(129);
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.
             let padding = vec![0; count];
@@ -189,10 +190,16 @@ impl Runner {
         self.stream.download(self.sampler.logits(rows))
     }
 
-    /// Logits of any rows of the last prompt chunk, at most a bucket at a time (`score`).
-    pub fn prompt_logits(&mut self, first: usize, count: usize) -> Result<Vec<f32>, DriverError> {
-        self.forward.logits(&self.stream, first, count, self.sampler.logits(count))?;
-        self.read_logits(count)
+    /// Logits of rows `[first, first + count)` of the last prompt chunk into `out`, at most 128 rows (`score`).
+    pub fn prompt_logits(
+        &mut self,
+        first: usize,
+        count: usize,
+        out: &DeviceBuffer<f32>,
+    ) -> Result<Vec<f32>, DriverError> {
+        let out = out.slice(0..count * self.forward.config.vocab);
+        self.forward.logits(&self.stream, first, count, out)?;
+        self.stream.download(out)
     }
 
     fn decode_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {

@@ -4,13 +4,6 @@
 //! ([`crate::step`]), so a replay never edits a node.
 
 use crate::device::{DriverError, Graph, GraphExec, Stream};
-use crate::limits::BUCKETS;
-
-/// The buckets of a server that runs up to `max_running` sequences: those below it, and the first that holds it.
-pub fn buckets(max_running: usize) -> Vec<usize> {
-    let last = BUCKETS.iter().position(|&b| b >= max_running).unwrap_or(BUCKETS.len() - 1);
-    BUCKETS[..=last].to_vec()
-}
 
 /// The graphs of one bucket.
 pub struct BucketGraphs {
@@ -39,19 +32,5 @@ impl BucketGraphs {
     pub fn launch(&self, s: &Stream) -> Result<(), DriverError> {
         self.decode.launch(s)?;
         self.sampler.launch(s)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::buckets;
-
-    #[test]
-    fn buckets_end_with_the_first_that_holds_max_running() {
-        assert_eq!(buckets(1), [1]);
-        assert_eq!(buckets(5), [1, 2, 4, 8]);
-        assert_eq!(buckets(64).last(), Some(&64));
-        assert_eq!(buckets(65).last(), Some(&96));
-        assert_eq!(buckets(128).len(), 12);
     }
 }

@@ -5,8 +5,8 @@
 //! before the chunk and scratch from it on, and the last tokens are copied to the ring afterwards.
 
 use super::config::{LayerConfig, LayerKind, ModelConfig};
-use super::geometry::Geometry;
 use super::kernels::G4KvView;
+use super::plan::Geometry;
 use crate::device::{Context, DeviceBuffer, DriverError, Stream};
 
 /// Byte that page tables are filled with: every entry -1, nothing granted.
@@ -38,14 +38,14 @@ impl KvCache {
             layers.push(LayerPools { layer, k: DeviceBuffer::new(context, len)?, v: DeviceBuffer::new(context, len)? });
         }
         let scratch_token = config.layers_of(LayerKind::Sliding).map(|(_, l)| l.kv_heads * l.head_dim).max();
-        let scratch = g.scratch_pages() * g.sliding.page_tokens * scratch_token.unwrap_or(0);
+        let scratch = g.scratch_pages * g.page_tokens_sliding * scratch_token.unwrap_or(0);
         let cache = KvCache {
             layers,
-            sliding_table: DeviceBuffer::new(context, g.slots * g.sliding.table_pages)?,
-            global_table: DeviceBuffer::new(context, g.slots * g.global.table_pages)?,
+            sliding_table: DeviceBuffer::new(context, g.max_running * g.ring_pages)?,
+            global_table: DeviceBuffer::new(context, g.max_running * g.global_table_pages)?,
             scratch_k: DeviceBuffer::new(context, scratch)?,
             scratch_v: DeviceBuffer::new(context, scratch)?,
-            geometry: *g,
+            geometry: g.clone(),
         };
         stream.fill(cache.sliding_table.all(), NOT_GRANTED)?;
         stream.fill(cache.global_table.all(), NOT_GRANTED)?;
@@ -79,7 +79,7 @@ impl KvCache {
             v: self.scratch_v.ptr(),
             table: std::ptr::null(),
             table_pages: 0,
-            first_page: (start / self.geometry.sliding.page_tokens) as i32,
+            first_page: (start / self.geometry.page_tokens_sliding) as i32,
             ..self.view(layer)
         }
     }
@@ -95,7 +95,7 @@ impl KvCache {
 
     /// Tokens the ring of a slot holds.
     pub fn ring_tokens(&self) -> usize {
-        self.geometry.sliding.table_pages * self.geometry.sliding.page_tokens
+        self.geometry.ring_pages * self.geometry.page_tokens_sliding
     }
 
     /// K and V of every layer, for hashing in tests.

@@ -159,6 +159,19 @@ impl Checkpoint {
         self.layers[index].map(|place| self.view(place))
     }
 
+    /// Bytes of every tensor that is loaded.
+    pub fn weight_bytes(&self) -> u64 {
+        let bytes = |tensor: TensorView| tensor.bytes.len() as u64;
+        let layers: u64 = (0..self.config.layers.len())
+            .map(|index| {
+                let mut sum = 0;
+                self.layer(index).map(|tensor| sum += bytes(*tensor));
+                sum
+            })
+            .sum();
+        layers + bytes(self.embed()) + bytes(self.norm()) + self.head().map_or(0, bytes)
+    }
+
     pub fn tokenizer_json(&self) -> Option<&[u8]> {
         self.tokenizer_json.as_deref()
     }

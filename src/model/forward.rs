@@ -6,8 +6,8 @@
 
 use super::cache::KvCache;
 use super::config::{LayerConfig, LayerKind, ModelConfig};
-use super::geometry::Geometry;
 use super::kernels::{AttnDecode, AttnPrompt, Kernels, QkvPrep};
+use super::plan::Geometry;
 use super::weights::{LayerWeights, Weights};
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 
@@ -107,11 +107,11 @@ impl Forward {
             gate_up: buffer(widest(&|l| 2 * l.intermediate))?,
             gated: buffer(widest(&|l| l.intermediate))?,
         };
-        let items = |l: &LayerConfig| geometry.family(l.kind).segments_max * heads;
+        let items = |l: &LayerConfig| geometry.family(l.kind).items * heads;
         let partials = Partials {
             o: DeviceBuffer::new(context, widest(&|l| items(l) * l.head_dim))?,
             ml: DeviceBuffer::new(context, widest(&|l| items(l) * 2))?,
-            ticket: DeviceBuffer::new(context, widest(&|l| geometry.bucket_max * l.kv_heads))?,
+            ticket: DeviceBuffer::new(context, widest(&|l| geometry.decode_rows * l.kv_heads))?,
         };
         stream.fill(partials.ticket.all(), 0)?;
         Ok(Forward { config, geometry, kernels, weights, cache, activations, partials })
@@ -161,7 +161,6 @@ impl Forward {
         let config = &self.config.layers[index];
         let family = self.geometry.family(config.kind);
         let rope = self.weights.rope(config.kind);
-        let window = if config.kind == LayerKind::Sliding { self.geometry.window } else { 0 };
         let paged = self.cache.view(index);
         let scratch = match (mode, config.kind) {
             (Mode::Prompt { start, .. }, LayerKind::Sliding) => Some(self.cache.scratch_view(index, start)),
@@ -201,7 +200,7 @@ impl Forward {
                     ticket: self.partials.ticket.all(),
                     rows: rows.count,
                     heads: self.config.heads,
-                    window,
+                    window: family.window,
                     segment: family.segment,
                 };
                 k.attn_decode(s, &decode)
@@ -223,7 +222,7 @@ impl Forward {
                     start,
                     rows: rows.count,
                     heads: self.config.heads,
-                    window,
+                    window: family.window,
                     segment: family.segment,
                 };
                 k.attn_prompt(s, &prompt)?;

@@ -3,16 +3,17 @@
 //! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint holds;
 //! [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to its bytes.
 //! [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, and
-//! [`geometry`] says how large everything is.
+//! [`plan`] says how large everything is.
 
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
 mod fields;
+mod footprint;
 pub mod forward;
-pub mod geometry;
 pub mod kernels;
 mod layers;
+pub mod plan;
 pub mod safetensors;
 mod shards;
 pub mod tensors;

@@ -4,9 +4,9 @@
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 use crate::limits::{EOS_IDS_MAX, ROWS_MAX};
 use crate::model::config::ModelConfig;
-use crate::model::geometry::Geometry;
 use crate::model::kernels::bindings::{G4_ARGMAX_TILE, G4_EOS_IDS, G4PickParams};
 use crate::model::kernels::{G4Record, Kernels};
+use crate::model::plan::Geometry;
 use crate::step::StepTables;
 
 const _: () = assert!(EOS_IDS_MAX == G4_EOS_IDS as usize);
@@ -47,9 +47,9 @@ impl Sampler {
             *place = id as i32;
         }
         let sampler = Sampler {
-            logits: DeviceBuffer::new(context, g.bucket_max * config.vocab)?,
-            tile_best: DeviceBuffer::new(context, g.bucket_max * tiles)?,
-            tile_id: DeviceBuffer::new(context, g.bucket_max * tiles)?,
+            logits: DeviceBuffer::new(context, g.decode_rows * config.vocab)?,
+            tile_best: DeviceBuffer::new(context, g.decode_rows * tiles)?,
+            tile_id: DeviceBuffer::new(context, g.decode_rows * tiles)?,
             suppressed: DeviceBuffer::new(context, suppressed.len())?,
             records: DeviceBuffer::new(context, ROWS_MAX)?,
             vocab: config.vocab,

@@ -12,8 +12,8 @@ use crate::device::{Context, DeviceBuffer, DriverError, Event, PinnedBuffer, Str
 use crate::limits::ROWS_MAX;
 use crate::model::cache::KvCache;
 use crate::model::forward::{Mode, Rows};
-use crate::model::geometry::Geometry;
 use crate::model::kernels::{G4Slot, Kernels, StepBegin};
+use crate::model::plan::Geometry;
 
 /// Device arrays at fixed addresses; captured kernels hold their pointers.
 pub struct StepTables {
@@ -45,14 +45,14 @@ struct Staging {
 impl StepTables {
     pub fn new(context: &Context, stream: &Stream, g: &Geometry) -> Result<Self, DriverError> {
         let rows = |n: usize| DeviceBuffer::<i32>::new(context, n);
-        let words = (3 * g.prefill_chunk).max(ROWS_MAX).max(g.global.table_pages + g.sliding.table_pages);
+        let words = (3 * g.chunk_tokens).max(ROWS_MAX).max(g.global_table_pages + g.ring_pages);
         let staging = || -> Result<Staging, DriverError> {
             let copied = Event::new(context)?;
             copied.record(stream)?;
             Ok(Staging { words: PinnedBuffer::new(context, words)?, slot: PinnedBuffer::new(context, 1)?, copied })
         };
         let tables = StepTables {
-            slots: DeviceBuffer::new(context, g.slots)?,
+            slots: DeviceBuffer::new(context, g.max_running)?,
             row_slot: rows(ROWS_MAX)?,
             token: rows(ROWS_MAX)?,
             position: rows(ROWS_MAX)?,
@@ -61,7 +61,7 @@ impl StepTables {
             sliding_item_begin: rows(ROWS_MAX + 1)?,
             global_item_begin: rows(ROWS_MAX + 1)?,
             step: rows(1)?,
-            prompt: rows(3 * g.prefill_chunk)?,
+            prompt: rows(3 * g.chunk_tokens)?,
             staging: [staging()?, staging()?],
             turn: 0,
         };
@@ -92,13 +92,13 @@ impl StepTables {
             sliding_item_begin: self.sliding_item_begin.all(),
             global_item_begin: self.global_item_begin.all(),
             rows,
-            sliding_pages: g.sliding.table_pages,
-            global_pages: g.global.table_pages,
-            page_tokens_sliding: g.sliding.page_tokens,
-            page_tokens_global: g.global.page_tokens,
+            sliding_pages: g.ring_pages,
+            global_pages: g.global_table_pages,
+            page_tokens_sliding: g.page_tokens_sliding,
+            page_tokens_global: g.page_tokens_global,
             window: g.window,
-            segment_sliding: g.sliding.segment,
-            segment_global: g.global.segment,
+            segment_sliding: g.segment_sliding,
+            segment_global: g.segment_global,
         };
         kernels.step_begin(s, &begin)
     }
@@ -135,7 +135,7 @@ impl StepTables {
     ) -> Result<(), DriverError> {
         let row = |table: &DeviceBuffer<i32>, pages: usize| table.slice(slot * pages..(slot + 1) * pages);
         let g = cache.geometry();
-        let (sliding_pages, global_pages) = (g.sliding.table_pages, g.global.table_pages);
+        let (sliding_pages, global_pages) = (g.ring_pages, g.global_table_pages);
         assert!(sliding.len() <= sliding_pages && global.len() <= global_pages);
         let sliding_row = row(&cache.sliding_table, sliding_pages);
         let global_row = row(&cache.global_table, global_pages);

@@ -1,0 +1,332 @@
+//! How many bytes each buffer of the device takes, as lines of arithmetic that a person can check.
+
+use super::config::{LayerConfig, LayerKind, ModelConfig};
+use super::plan::PlanOptions;
+use super::tensors;
+use crate::kv::KvShape;
+use crate::limits::BUCKETS;
+use crate::scheduler::buckets;
+
+/// The counts that fix every buffer's size. Tokens, pages, rows and items are counts; only `*_bytes` are bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    pub max_running: usize,
+    /// Rows of the largest decode bucket: at least `max_running`.
+    pub decode_rows: usize,
+    /// Tokens of one prompt chunk: `--prefill-chunk`, or the whole context where that is less.
+    pub chunk_tokens: usize,
+    /// Tokens one sequence can have in the cache, and positions of the rotary tables.
+    pub max_context: usize,
+    pub page_tokens_sliding: usize,
+    pub page_tokens_global: usize,
+    /// Keys of an attention segment.
+    pub segment_sliding: usize,
+    pub segment_global: usize,
+    /// Tokens a sliding layer sees, the current one included.
+    pub window: usize,
+    /// Sliding pages of one slot: W - 1 + 2 tokens (the whole context where that is less), rounded up to pages.
+    pub ring_pages: usize,
+    /// Sliding pages in all: one ring a running sequence.
+    pub sliding_pages: usize,
+    /// Global pages in all: `--kv-pages`.
+    pub global_pages: usize,
+    /// Entries of a slot's global page table: pages of `max_context`.
+    pub global_table_pages: usize,
+    /// Pages of the scratch that holds a chunk's sliding K and V of one layer; a chunk may begin inside a page.
+    pub scratch_pages: usize,
+    /// Attention work items of a decode step, at most.
+    pub sliding_items: usize,
+    pub global_items: usize,
+}
+
+/// One KV family's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FamilySizes {
+    pub page_tokens: usize,
+    /// Pages of the pool.
+    pub pages: usize,
+    /// Entries of a slot's page-table row.
+    pub table_pages: usize,
+    /// Keys of an attention segment.
+    pub segment: usize,
+    /// Attention work items of a decode step, at most.
+    pub items: usize,
+    /// Keys in (q - window, q]; 0: all.
+    pub window: usize,
+}
+
+/// One kind of buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub name: &'static str,
+    /// What is multiplied, with units.
+    pub arithmetic: String,
+    pub bytes: u64,
+}
+
+impl Geometry {
+    pub fn new(config: &ModelConfig, options: &PlanOptions, max_context: usize, global_pages: usize) -> Geometry {
+        let (page_s, page_g) = (options.page_tokens_sliding, options.page_tokens_global);
+        let max_running = options.max_running;
+        let chunk_tokens = options.prefill_chunk.min(max_context);
+        let ring_pages = (config.window + 1).min(max_context).div_ceil(page_s);
+        // A row's window of W keys touches that many segments, wherever it begins.
+        let window_items = (config.window - 1).div_ceil(options.segment_sliding) + 1;
+        // A row of t tokens has ceil(t / SEG) segments, and the rows' tokens lie in distinct pages: the pool bounds the sum.
+        let by_context = max_running * max_context.div_ceil(options.segment_global);
+        let by_pages = global_pages.saturating_mul(page_g) / options.segment_global + max_running;
+        Geometry {
+            max_running,
+            decode_rows: *buckets(max_running).last().unwrap_or(&BUCKETS[0]),
+            chunk_tokens,
+            max_context,
+            page_tokens_sliding: page_s,
+            page_tokens_global: page_g,
+            segment_sliding: options.segment_sliding,
+            segment_global: options.segment_global,
+            window: config.window,
+            ring_pages,
+            sliding_pages: max_running * ring_pages,
+            global_pages,
+            global_table_pages: max_context.div_ceil(page_g),
+            scratch_pages: chunk_tokens.div_ceil(page_s) + 1,
+            sliding_items: max_running * window_items,
+            global_items: by_context.min(by_pages),
+        }
+    }
+
+    /// What an allocation or a launch needs of one KV family.
+    pub fn family(&self, kind: LayerKind) -> FamilySizes {
+        match kind {
+            LayerKind::Sliding => FamilySizes {
+                page_tokens: self.page_tokens_sliding,
+                pages: self.sliding_pages,
+                table_pages: self.ring_pages,
+                segment: self.segment_sliding,
+                items: self.sliding_items,
+                window: self.window,
+            },
+            LayerKind::Global => FamilySizes {
+                page_tokens: self.page_tokens_global,
+                pages: self.global_pages,
+                table_pages: self.global_table_pages,
+                segment: self.segment_global,
+                items: self.global_items,
+                window: 0,
+            },
+        }
+    }
+
+    /// Rows of the activation buffers: a prompt chunk's or the largest decode bucket's.
+    pub fn rows_max(&self) -> usize {
+        self.chunk_tokens.max(self.decode_rows)
+    }
+
+    /// What the scheduler accounts for.
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape {
+            sliding_pages: self.sliding_pages,
+            ring_pages: self.ring_pages,
+            global_pages: self.global_pages,
+            page_tokens_global: self.page_tokens_global,
+        }
+    }
+
+    /// Bytes of one page of a family over all layers that own K and V in it.
+    pub fn page_bytes(&self, config: &ModelConfig, kind: LayerKind) -> u64 {
+        config.layers_of(kind).map(|(_, layer)| self.layer_page_bytes(layer)).sum()
+    }
+
+    /// Every buffer on the device. The order is that of the printed page.
+    pub fn lines(&self, config: &ModelConfig, own_head: bool) -> Vec<Line> {
+        let mut lines = weight_lines(config, own_head);
+        lines.extend(self.rope_lines(config));
+        lines.extend(self.pool_lines(config));
+        lines.extend(self.scratch_lines(config));
+        lines.extend(self.step_lines(config));
+        lines
+    }
+
+    fn layer_page_bytes(&self, layer: &LayerConfig) -> u64 {
+        let page_tokens = match layer.kind {
+            LayerKind::Sliding => self.page_tokens_sliding,
+            LayerKind::Global => self.page_tokens_global,
+        };
+        2 * product(&[layer.kv_heads, page_tokens, layer.head_dim]) * BF16
+    }
+
+    fn scratch_page_bytes(&self, config: &ModelConfig) -> u64 {
+        config.layers_of(LayerKind::Sliding).map(|(_, layer)| self.layer_page_bytes(layer)).max().unwrap_or(0)
+    }
+
+    /// Bytes that one more token of `--prefill-chunk` takes.
+    pub fn chunk_token_bytes(&self, config: &ModelConfig) -> u64 {
+        Widths::of(config).row_bytes() + self.scratch_page_bytes(config) / self.page_tokens_sliding as u64
+    }
+
+    fn rope_lines(&self, config: &ModelConfig) -> Vec<Line> {
+        let table = |name, pairs: usize| Line {
+            name,
+            arithmetic: format!("cos and sin, {} positions x {pairs} pairs x {BF16} B", self.max_context),
+            bytes: 2 * product(&[self.max_context, pairs]) * BF16,
+        };
+        vec![
+            table("rotary table, sliding", config.rope_sliding.pairs),
+            table("rotary table, global", config.rope_global.pairs),
+        ]
+    }
+
+    fn pool_lines(&self, config: &ModelConfig) -> Vec<Line> {
+        let pool = |name, kind, pages: usize, how: String| {
+            let page_bytes = self.page_bytes(config, kind);
+            let layers = config.layers_of(kind).count();
+            let arithmetic = format!("{pages} pages ({how}) x {page_bytes} B, K and V of {layers} layers");
+            Line { name, arithmetic, bytes: page_bytes.saturating_mul(pages as u64) }
+        };
+        let rings =
+            format!("{} rings of {}, {} tokens each", self.max_running, self.ring_pages, self.page_tokens_sliding);
+        let tokens = format!("{} tokens each", self.page_tokens_global);
+        vec![
+            pool("KV pool, sliding", LayerKind::Sliding, self.sliding_pages, rings),
+            pool("KV pool, global", LayerKind::Global, self.global_pages, tokens),
+        ]
+    }
+
+    fn scratch_lines(&self, config: &ModelConfig) -> Vec<Line> {
+        let rows = self.chunk_tokens.max(self.decode_rows);
+        let Widths { h, qkv, q, i } = Widths::of(config);
+        let activations = Line {
+            name: "activations",
+            arithmetic: format!("{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}) x {BF16} B + ids of 12 B"),
+            bytes: rows as u64 * Widths::of(config).row_bytes(),
+        };
+        let page_bytes = self.scratch_page_bytes(config);
+        let chunk = Line {
+            name: "chunk K and V, sliding",
+            arithmetic: format!("{} pages x {page_bytes} B of one layer", self.scratch_pages),
+            bytes: page_bytes * self.scratch_pages as u64,
+        };
+        vec![activations, chunk]
+    }
+
+    fn step_lines(&self, config: &ModelConfig) -> Vec<Line> {
+        // An item keeps O of head_dim, m and l for every query head; the families take turns with the same scratch.
+        let item_bytes = |kind| product(&[config.heads, config.rope(kind).head_dim + 2, F32]);
+        let (sliding, global) = (item_bytes(LayerKind::Sliding), item_bytes(LayerKind::Global));
+        let partials = Line {
+            name: "attention partials",
+            arithmetic: format!(
+                "the larger of {} sliding items x {sliding} B and {} global items x {global} B",
+                self.sliding_items, self.global_items
+            ),
+            bytes: (sliding * self.sliding_items as u64).max(global * self.global_items as u64),
+        };
+        let (rows, vocab) = (self.decode_rows, config.vocab);
+        let tiles = vocab.div_ceil(ARGMAX_TILE);
+        let logits = Line {
+            name: "logits",
+            arithmetic: format!("{rows} rows x {vocab} x {F32} B + {tiles} tile bests of 8 B"),
+            bytes: product(&[rows, vocab, F32]) + product(&[rows, tiles, 8]),
+        };
+        let slot_bytes = SLOT_BYTES + I32 * (self.ring_pages + self.global_table_pages);
+        let tables = Line {
+            name: "slots and page tables",
+            arithmetic: format!(
+                "{} slots x ({SLOT_BYTES} B + {I32} B x ({} ring + {} table pages))",
+                self.max_running, self.ring_pages, self.global_table_pages
+            ),
+            bytes: product(&[self.max_running, slot_bytes]),
+        };
+        let tickets = rows * config.layers.iter().map(|layer| layer.kv_heads).max().unwrap_or(0);
+        let row_bytes = 7 * I32 + 2 * RECORD_BYTES;
+        let records = Line {
+            name: "row tables and records",
+            arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B"),
+            bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 2 * I32 as u64,
+        };
+        vec![partials, logits, tables, records]
+    }
+}
+
+/// Widths of the activations, each that of the widest layer.
+struct Widths {
+    h: usize,
+    qkv: usize,
+    q: usize,
+    i: usize,
+}
+
+impl Widths {
+    fn of(config: &ModelConfig) -> Widths {
+        let widest = |of: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(of).max().unwrap_or(0);
+        let kv_parts = |layer: &LayerConfig| if layer.k_eq_v { 1 } else { 2 };
+        Widths {
+            h: config.hidden,
+            qkv: widest(&|layer| (config.heads + layer.kv_heads * kv_parts(layer)) * layer.head_dim),
+            q: widest(&|layer| config.heads * layer.head_dim),
+            i: widest(&|layer| layer.intermediate),
+        }
+    }
+
+    /// x, its norm and a projection's output; q | k | v; q after its norm; attention's output; gate | up; their product;
+    /// token, position and slot.
+    fn row_bytes(&self) -> u64 {
+        let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i;
+        width as u64 * BF16 + 3 * I32 as u64
+    }
+}
+
+const BF16: u64 = 2;
+const F32: usize = 4;
+const I32: usize = 4;
+/// `sizeof(G4Slot)` and `sizeof(G4Record)` of csrc/gemma4_kernels.h.
+const SLOT_BYTES: usize = 100;
+const RECORD_BYTES: usize = 16;
+/// `G4_ARGMAX_TILE`.
+const ARGMAX_TILE: usize = 4096;
+/// Rows are packed in slices, so that a matrix need not stand on the device twice.
+pub const PACK_STAGING_BYTES_MAX: u64 = 64 << 20;
+
+/// Bounded by the configuration's limits, except where a page count is a factor: there it saturates.
+fn product(factors: &[usize]) -> u64 {
+    factors.iter().fold(1u64, |product, &factor| product.saturating_mul(factor as u64))
+}
+
+/// Bytes of a packed weight: rows and depth are padded to whole 16 x 16 tiles.
+pub fn packed_bytes(rows: usize, depth: usize) -> u64 {
+    product(&[rows.next_multiple_of(16), depth.next_multiple_of(16)]) * BF16
+}
+
+pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
+    let (mut matrices, mut largest, mut vectors, mut count) = (0, 0, config.hidden as u64 * BF16, 0);
+    for index in 0..config.layers.len() {
+        tensors::layer(config, index).map(|tensor| match tensor.shape[..] {
+            [rows, depth] => {
+                count += 1;
+                matrices += packed_bytes(rows, depth);
+                largest = packed_bytes(rows, depth).max(largest);
+            }
+            _ => vectors += product(&tensor.shape) * BF16,
+        });
+    }
+    let embed = packed_bytes(config.vocab, config.hidden);
+    let tables = 1 + u64::from(own_head);
+    vec![
+        Line {
+            name: "weights of the layers",
+            arithmetic: format!("{count} packed matrices of {} layers", config.layers.len()),
+            bytes: matrices,
+        },
+        Line {
+            name: "embedding and head",
+            arithmetic: format!("{tables} x {} x {} x {BF16} B, packed", config.vocab, config.hidden),
+            bytes: embed * tables,
+        },
+        Line { name: "norms and scalars", arithmetic: "unpacked".to_owned(), bytes: vectors },
+        Line {
+            name: "staging of packing",
+            arithmetic: format!("the largest matrix, at most {PACK_STAGING_BYTES_MAX} B"),
+            bytes: embed.max(largest).min(PACK_STAGING_BYTES_MAX),
+        },
+    ]
+}

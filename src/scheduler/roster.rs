@@ -1,0 +1,137 @@
+//! The rows of the decode step and their order.
+
+use crate::kv::SlotId;
+use crate::request::RequestId;
+
+/// One row of a decode step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub slot: SlotId,
+    pub id: RequestId,
+}
+
+/// Identity of a roster: equal generations have equal rows in equal order. 0 is the empty roster of the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RosterGeneration(pub u64);
+
+/// Decoding sequences in row order. Rows move as little as possible: when the roster is settled, the places of those that
+/// left are filled from the lowest by newcomers in their order, then by the last rows; newcomers beyond that are appended.
+/// A row that neither left nor was the last stays where it is.
+#[derive(Default)]
+pub struct Roster {
+    rows: Vec<Row>,
+    /// Indices into `rows` of those that left since the roster was settled, unordered.
+    vacant: Vec<usize>,
+    /// Those that came since the roster was settled.
+    joining: Vec<Row>,
+    generation: RosterGeneration,
+}
+
+impl Roster {
+    pub fn join(&mut self, row: Row) {
+        debug_assert!(!self.contains(row.id));
+        self.joining.push(row);
+    }
+
+    /// Takes a sequence out; false if it has no row.
+    pub fn leave(&mut self, id: RequestId) -> bool {
+        if let Some(index) = self.joining.iter().position(|row| row.id == id) {
+            self.joining.remove(index);
+            return true;
+        }
+        match self.rows.iter().enumerate().position(|(index, row)| row.id == id && !self.vacant.contains(&index)) {
+            Some(index) => {
+                self.vacant.push(index);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sequences that have a row or will have one.
+    pub fn count(&self) -> usize {
+        self.rows.len() - self.vacant.len() + self.joining.len()
+    }
+
+    /// Applies what happened since the last call; a change raises the generation.
+    pub fn settle(&mut self) -> (RosterGeneration, &[Row]) {
+        if !self.vacant.is_empty() || !self.joining.is_empty() {
+            self.generation.0 += 1;
+            // Highest first, so that the lowest is at the end and no vacancy beyond a filled one moves.
+            self.vacant.sort_unstable_by(|a, b| b.cmp(a));
+            let newcomers = self.joining.len().min(self.vacant.len());
+            for row in self.joining.drain(..newcomers) {
+                let index = self.vacant.pop().expect("as many vacancies as newcomers");
+                self.rows[index] = row;
+            }
+            // The last row fills the highest vacancy first; with a vacancy at the end this only shortens the roster.
+            for index in self.vacant.drain(..) {
+                self.rows.swap_remove(index);
+            }
+            self.rows.append(&mut self.joining);
+        }
+        (self.generation, &self.rows)
+    }
+
+    fn contains(&self, id: RequestId) -> bool {
+        let present = |(index, row): (usize, &Row)| row.id == id && !self.vacant.contains(&index);
+        self.joining.iter().any(|row| row.id == id) || self.rows.iter().enumerate().any(present)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::PoolId;
+
+    fn row(id: u64) -> Row {
+        Row { slot: SlotId::from_index(id as u32), id: RequestId(id) }
+    }
+
+    fn roster(ids: impl IntoIterator<Item = u64>) -> Roster {
+        let mut roster = Roster::default();
+        ids.into_iter().for_each(|id| roster.join(row(id)));
+        roster.settle();
+        roster
+    }
+
+    fn ids(roster: &mut Roster) -> Vec<u64> {
+        roster.settle().1.iter().map(|row| row.id.0).collect()
+    }
+
+    #[test]
+    fn a_newcomer_takes_the_place_of_one_that_left() {
+        let mut roster = roster(0..5);
+        roster.leave(RequestId(3));
+        roster.leave(RequestId(1));
+        roster.join(row(7));
+        assert_eq!(ids(&mut roster), [0, 7, 2, 4]);
+        roster.join(row(8));
+        assert_eq!(ids(&mut roster), [0, 7, 2, 4, 8]);
+    }
+
+    #[test]
+    fn the_last_row_fills_a_place_that_nobody_takes() {
+        let mut roster = roster(0..5);
+        roster.leave(RequestId(0));
+        assert_eq!(ids(&mut roster), [4, 1, 2, 3]);
+        roster.leave(RequestId(3));
+        assert_eq!(ids(&mut roster), [4, 1, 2]);
+        roster.leave(RequestId(4));
+        roster.leave(RequestId(2));
+        assert_eq!(ids(&mut roster), [1]);
+    }
+
+    #[test]
+    fn the_generation_is_raised_by_every_change_and_by_nothing_else() {
+        let mut roster = roster(0..3);
+        let before = roster.settle().0;
+        assert_eq!(roster.settle().0, before);
+        roster.join(row(9));
+        assert!(roster.leave(RequestId(9)));
+        assert!(!roster.leave(RequestId(9)));
+        assert_eq!((roster.settle().0, roster.count()), (before, 3));
+        roster.leave(RequestId(2));
+        assert!(roster.settle().0 > before);
+    }
+}

@@ -1,0 +1,407 @@
+//! Opening checkpoints: what is read is what the files hold, and every kind of damage is refused by name.
+
+use std::path::Path;
+
+use gemma4_serve::model::checkpoint::{Checkpoint, TensorView};
+use gemma4_serve::model::safetensors::{Dtype, TensorInfo, TensorOut, read_header, write};
+use proptest::prelude::*;
+use serde_json::json;
+use tempfile::TempDir;
+
+fn reference(model: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(model)
+}
+
+/// A tensor of a checkpoint being built.
+#[derive(Clone)]
+struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn tensors_of(model: &str) -> Vec<Tensor> {
+    let file = std::fs::read(reference(model).join("model.safetensors")).unwrap();
+    let own = |TensorInfo { name, dtype, shape, bytes }| Tensor { name, dtype, shape, bytes: file[bytes].to_vec() };
+    read_header(&file).unwrap().into_iter().map(own).collect()
+}
+
+fn file_of(tensors: &[Tensor]) -> Vec<u8> {
+    let mut file = Vec::new();
+    let tensors: Vec<TensorOut> = tensors
+        .iter()
+        .map(|Tensor { name, dtype, shape, bytes }| TensorOut { name, dtype: *dtype, shape, bytes })
+        .collect();
+    write(&mut file, &tensors).unwrap();
+    file
+}
+
+/// A folder with the model's config and tokenizer but no weights.
+fn folder(model: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(reference(model).join(name), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+fn open_with(model: &str, weights: &[u8]) -> Result<Checkpoint, String> {
+    let folder = folder(model);
+    std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    Checkpoint::open(folder.path()).map_err(|e| e.to_string())
+}
+
+/// Opens the dense checkpoint after a change to its list of tensors.
+fn open_changed(change: impl FnOnce(&mut Vec<Tensor>)) -> Result<Checkpoint, String> {
+    let mut tensors = tensors_of("dense");
+    change(&mut tensors);
+    open_with("dense", &file_of(&tensors))
+}
+
+fn find<'a>(tensors: &'a mut [Tensor], suffix: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|t| t.name.ends_with(suffix)).unwrap()
+}
+
+/// Writes two shards and an index, after a change to the index's map.
+fn sharded(change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) -> TempDir {
+    let folder = folder("dense");
+    let tensors = tensors_of("dense");
+    let mut map = serde_json::Map::new();
+    for (name, part) in [("a.safetensors", &tensors[..40]), ("b.safetensors", &tensors[40..])] {
+        std::fs::write(folder.path().join(name), file_of(part)).unwrap();
+        map.extend(part.iter().map(|t| (t.name.clone(), json!(name))));
+    }
+    change(&mut map);
+    let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    folder
+}
+
+fn refusal(result: Result<Checkpoint, String>, expected: &[&str]) {
+    let error = result.err().unwrap_or_else(|| panic!("accepted, expected {expected:?}"));
+    for part in expected {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+}
+
+/// Every view of a checkpoint, in a fixed order.
+fn views(checkpoint: &Checkpoint) -> Vec<TensorView<'_>> {
+    let mut views = vec![checkpoint.embed(), checkpoint.norm()];
+    views.extend(checkpoint.head());
+    for index in 0..checkpoint.config.layers.len() {
+        checkpoint.layer(index).map(|view| views.push(*view));
+    }
+    views
+}
+
+#[test]
+fn every_tensor_of_the_references_is_served_as_the_file_holds_it() {
+    for (model, count) in [("dense", 85), ("unified", 57)] {
+        let file = std::fs::read(reference(model).join("model.safetensors")).unwrap();
+        let infos = read_header(&file).unwrap();
+        let checkpoint = Checkpoint::open(&reference(model)).unwrap();
+        let views = views(&checkpoint);
+        assert_eq!((views.len(), infos.len()), (count, count));
+        for view in views {
+            let info = infos.iter().find(|info| info.name == view.name).unwrap();
+            assert_eq!((view.shape, view.bytes), (info.shape.as_slice(), &file[info.bytes.clone()]), "{}", view.name);
+        }
+        assert_eq!(checkpoint.name, model);
+        assert!(checkpoint.tokenizer_json().unwrap().starts_with(b"{"));
+    }
+}
+
+#[test]
+fn the_layer_fields_are_the_tensors_they_say() {
+    let checkpoint = Checkpoint::open(&reference("dense")).unwrap();
+    let sliding = checkpoint.layer(0);
+    let name = |short: &str| format!("model.language_model.layers.0.{short}");
+    let pairs = [
+        (sliding.input_norm, "input_layernorm.weight", vec![64]),
+        (sliding.q, "self_attn.q_proj.weight", vec![1024, 64]),
+        (sliding.k, "self_attn.k_proj.weight", vec![512, 64]),
+        (sliding.v.unwrap(), "self_attn.v_proj.weight", vec![512, 64]),
+        (sliding.o, "self_attn.o_proj.weight", vec![64, 1024]),
+        (sliding.q_norm, "self_attn.q_norm.weight", vec![256]),
+        (sliding.k_norm, "self_attn.k_norm.weight", vec![256]),
+        (sliding.post_attn_norm, "post_attention_layernorm.weight", vec![64]),
+        (sliding.pre_ffw_norm, "pre_feedforward_layernorm.weight", vec![64]),
+        (sliding.gate, "mlp.gate_proj.weight", vec![128, 64]),
+        (sliding.up, "mlp.up_proj.weight", vec![128, 64]),
+        (sliding.down, "mlp.down_proj.weight", vec![64, 128]),
+        (sliding.post_ffw_norm, "post_feedforward_layernorm.weight", vec![64]),
+        (sliding.layer_scalar, "layer_scalar", vec![1]),
+    ];
+    for (view, short, shape) in pairs {
+        assert_eq!((view.name, view.shape), (name(short).as_str(), shape.as_slice()));
+    }
+    let global = checkpoint.layer(5);
+    assert!(global.v.is_none());
+    assert_eq!((global.q.shape, global.k.shape), (&[2048, 64][..], &[512, 64][..]));
+}
+
+#[test]
+fn the_embedded_checkpoint_is_the_dense_reference() {
+    let (embedded, dense) = (Checkpoint::embedded().unwrap(), Checkpoint::open(&reference("dense")).unwrap());
+    assert_eq!((&embedded.config, embedded.name.as_str()), (&dense.config, "random-tiny"));
+    for (a, b) in views(&embedded).into_iter().zip(views(&dense)) {
+        assert_eq!((a.name, a.shape, a.bytes), (b.name, b.shape, b.bytes));
+    }
+    assert_eq!(embedded.tokenizer_json(), dense.tokenizer_json());
+}
+
+#[test]
+fn both_config_spellings_open_the_same_weights() {
+    for model in ["dense", "unified"] {
+        let folder = folder(model);
+        std::fs::copy(reference(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        std::fs::copy(reference(model).join("config.hf-5.24-style.json"), folder.path().join("config.json")).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.config, Checkpoint::open(&reference(model)).unwrap().config);
+    }
+}
+
+#[test]
+fn the_three_prefixes_in_circulation_are_found() {
+    for prefix in ["language_model.model.", "model."] {
+        let checkpoint = open_changed(|tensors| {
+            for t in tensors {
+                t.name = t.name.replace("model.language_model.", prefix);
+            }
+        });
+        assert!(checkpoint.unwrap().embed().name.starts_with(prefix));
+    }
+    let renamed = open_changed(|tensors| {
+        for t in tensors {
+            t.name = t.name.replace("model.language_model.", "transformer.");
+        }
+    });
+    refusal(renamed, &["no text tower", "model.language_model."]);
+    let two = open_changed(|tensors| {
+        let embed = find(tensors, "embed_tokens.weight").clone();
+        tensors.push(Tensor { name: "model.embed_tokens.weight".into(), ..embed });
+    });
+    refusal(two, &["two text towers", "model.language_model. and under model."]);
+}
+
+#[test]
+fn other_towers_and_quantisation_ranges_are_skipped_and_nothing_else() {
+    let extra = |name: &str| {
+        let name = name.to_owned();
+        open_changed(|tensors| tensors.push(Tensor { name, dtype: Dtype::F32, shape: vec![1], bytes: vec![0; 4] }))
+    };
+    for name in [
+        "model.vision_tower.encoder.layers.0.weight",
+        "model.audio_tower.x",
+        "model.embed_vision.embedding_projection.weight",
+        "model.embed_audio.x",
+        "model.vision_embedder.x",
+        "model.language_model.layers.0.mlp.gate_proj.input_max",
+        "model.language_model.layers.0.self_attn.k_cache_scale",
+    ] {
+        extra(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    for name in [
+        "model.language_model.layers.0.mlp.gate_proj.bias",
+        "model.language_model.layers.6.layer_scalar",
+        "model.language_model.vision_tower.x",
+        "model.surprise",
+        "surprise",
+    ] {
+        refusal(extra(name), &["model.safetensors: tensor ", name, "is unknown"]);
+    }
+    let v = "model.language_model.layers.5.self_attn.v_proj.weight";
+    refusal(extra(v), &[v, "attention_k_eq_v"]);
+}
+
+#[test]
+fn a_head_of_its_own_is_used_and_an_untied_model_needs_one() {
+    let head = |rows: usize| {
+        let bytes = vec![1; rows * 64 * 2];
+        Tensor { name: "lm_head.weight".into(), dtype: Dtype::Bf16, shape: vec![rows, 64], bytes }
+    };
+    let checkpoint = open_changed(|tensors| tensors.push(head(512))).unwrap();
+    assert_eq!(checkpoint.head().unwrap().name, "lm_head.weight");
+    refusal(
+        open_changed(|tensors| tensors.push(head(511))),
+        &["lm_head.weight has shape [511, 64], config.json says [512, 64]"],
+    );
+
+    let folder = folder("dense");
+    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let untied = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    std::fs::write(folder.path().join("config.json"), untied).unwrap();
+    std::fs::copy(reference("dense").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    refusal(Checkpoint::open(folder.path()).map_err(|e| e.to_string()), &["tie_word_embeddings", "lm_head.weight"]);
+}
+
+#[test]
+fn a_wrong_shape_or_dtype_or_a_missing_tensor_is_named() {
+    let shape = open_changed(|tensors| find(tensors, "layers.3.mlp.down_proj.weight").shape = vec![128, 64]);
+    refusal(
+        shape,
+        &["model.safetensors", "layers.3.mlp.down_proj.weight has shape [128, 64]", "config.json says [64, 128]"],
+    );
+    let dtype = open_changed(|tensors| find(tensors, "layers.2.layer_scalar").dtype = Dtype::parse("F16").unwrap());
+    refusal(dtype, &["layers.2.layer_scalar is F16, expected BF16"]);
+    let rank = open_changed(|tensors| find(tensors, "layers.2.layer_scalar").shape = vec![]);
+    refusal(rank, &["layers.2.layer_scalar has shape [], config.json says [1]"]);
+    for (index, tensor) in tensors_of("dense").iter().enumerate() {
+        let missing = open_changed(|tensors| drop(tensors.remove(index)));
+        let expected = if tensor.name.ends_with("embed_tokens.weight") { "no text tower" } else { &tensor.name };
+        refusal(missing, &[expected]);
+    }
+}
+
+#[test]
+fn shards_give_what_the_single_file_gives() {
+    let folder = sharded(|_| {});
+    let (sharded, single) = (Checkpoint::open(folder.path()).unwrap(), Checkpoint::open(&reference("dense")).unwrap());
+    for (a, b) in views(&sharded).into_iter().zip(views(&single)) {
+        assert_eq!((a.name, a.shape, a.bytes), (b.name, b.shape, b.bytes));
+    }
+}
+
+#[test]
+fn an_index_that_disagrees_with_its_shards_is_refused() {
+    let open = |folder: &TempDir| Checkpoint::open(folder.path()).map_err(|e| e.to_string());
+    let folder = sharded(|_| {});
+    std::fs::remove_file(folder.path().join("b.safetensors")).unwrap();
+    refusal(open(&folder), &["shard b.safetensors is missing"]);
+
+    let ghost = sharded(|map| drop(map.insert("model.ghost".into(), json!("a.safetensors"))));
+    refusal(open(&ghost), &["a.safetensors: tensor model.ghost is not in it"]);
+
+    let moved = "model.language_model.norm.weight";
+    let swapped = sharded(|map| {
+        let other = if map[moved] == "a.safetensors" { "b.safetensors" } else { "a.safetensors" };
+        map[moved] = json!(other);
+    });
+    refusal(open(&swapped), &[moved]);
+
+    let silent = sharded(|map| drop(map.remove(moved)));
+    refusal(open(&silent), &["tensor model.language_model.norm.weight is in it, the index does not say so"]);
+
+    for shard in ["../a.safetensors", "/etc/passwd", "x/a.safetensors", "", "a.bin", ".."] {
+        let outside = sharded(|map| drop(map.insert(moved.into(), json!(shard))));
+        refusal(open(&outside), &["model.safetensors.index.json: tensor model.language_model.norm.weight is said"]);
+    }
+    for index in ["", "{}", "{\"weight_map\":{}}", "{\"weight_map\":{\"a\":1}}", "{\"weight_map\":[]}"] {
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        refusal(open(&folder), &["model.safetensors.index.json: "]);
+    }
+    let twice = "{\"weight_map\":{\"t\":\"a.safetensors\",\"t\":\"b.safetensors\"}}";
+    std::fs::write(folder.path().join("model.safetensors.index.json"), twice).unwrap();
+    refusal(open(&folder), &["tensor t stands in it twice"]);
+}
+
+#[test]
+fn a_folder_without_config_or_weights_or_with_odd_files_is_refused() {
+    let open = |path: &Path| Checkpoint::open(path).map_err(|e| e.to_string());
+    refusal(open(Path::new("/nonexistent")), &["/nonexistent/config.json"]);
+    let folder = folder("dense");
+    refusal(open(folder.path()), &["neither model.safetensors nor model.safetensors.index.json"]);
+    std::fs::create_dir(folder.path().join("model.safetensors")).unwrap();
+    refusal(open(folder.path()), &["model.safetensors: not a regular file"]);
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused_by_name() {
+    let file = std::fs::read(reference("dense").join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let cuts = (0..12)
+        .chain((12..header).step_by(97))
+        .chain([header - 1, header, header + 1])
+        .chain((header + 1..file.len()).step_by(31_013))
+        .chain([file.len() - 2, file.len() - 1]);
+    for cut in cuts {
+        let error = open_with("dense", &file[..cut]).err().unwrap_or_else(|| panic!("cut at {cut} is accepted"));
+        assert!(error.contains("model.safetensors: "), "{error}");
+        if cut >= header {
+            assert!(error.contains("tensor model.") && error.contains("truncated?"), "cut at {cut}: {error}");
+        }
+    }
+    let longer = [&file[..], &[0]].concat();
+    refusal(open_with("dense", &longer), &["bytes of data, its tensors end at"]);
+}
+
+fn with_header(length: u64, header: &str, data: usize) -> Vec<u8> {
+    [&length.to_le_bytes()[..], header.as_bytes(), &vec![0; data]].concat()
+}
+
+#[test]
+fn a_lying_header_length_is_refused_without_a_large_allocation() {
+    let file = std::fs::read(reference("dense").join("model.safetensors")).unwrap();
+    let honest = u64::from_le_bytes(file[..8].try_into().unwrap());
+    let lies = [0, 1, honest - 1, honest + 1, honest + 8, file.len() as u64, 64 << 20, (64 << 20) + 1, u64::MAX / 2];
+    for length in lies.into_iter().chain([u64::MAX - 7, u64::MAX]) {
+        let lying = [&length.to_le_bytes()[..], &file[8..]].concat();
+        refusal(open_with("dense", &lying), &["model.safetensors: "]);
+    }
+}
+
+#[test]
+fn a_header_that_contradicts_itself_is_refused() {
+    let tensor = |name: &str, dtype: &str, shape: &str, begin: u64, end: u64| {
+        format!("\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{begin},{end}]}}")
+    };
+    let a = tensor("a", "BF16", "[2,2]", 0, 8);
+    let cases = [
+        (vec![a.clone(), a.clone()], 8, "a stands in it twice"),
+        (vec![a.clone(), tensor("b", "BF16", "[2]", 4, 8)], 8, "tensor b begins at byte 4 of the data, before a ends"),
+        (vec![a.clone(), tensor("b", "BF16", "[4]", 0, 8)], 8, "tensor b begins at byte 0 of the data, before a ends"),
+        (vec![a.clone(), tensor("b", "BF16", "[2]", 12, 16)], 16, "bytes 8 to 12 of the data belong to no tensor"),
+        (vec![tensor("b", "BF16", "[4]", 8, 16)], 16, "bytes 0 to 8 of the data belong to no tensor (before b)"),
+        (vec![tensor("b", "BF16", "[0]", 8, 0)], 16, "tensor b has the offsets 8 to 0"),
+        (vec![a.clone()], 7, "tensor a ends at byte 8 of the data but the file holds 7"),
+        (vec![a.clone()], 9, "the file holds 9 bytes of data, its tensors end at 8"),
+        (vec![tensor("b", "BF16", "[5]", 0, 8)], 8, "tensor b of shape [5] and dtype BF16 needs 10 bytes"),
+        (vec![tensor("b", "Q4", "[4]", 0, 8)], 8, "tensor b has the unknown dtype Q4"),
+        (vec![tensor("b", "BF16", "[4294967296,4294967296]", 0, 8)], 8, "tensor b of shape [4294967296, 4294967296]"),
+        (vec![tensor("b", "BF16", "[4]", 0, u64::MAX)], 8, "tensor b ends at byte 18446744073709551615"),
+        (vec![tensor("b", "BF16", "[-4]", 0, 8)], 8, "b: invalid value: integer `-4`"),
+        (vec!["\"b\":{\"dtype\":\"BF16\",\"shape\":[4]}".into()], 8, "b: missing field `data_offsets`"),
+        (vec!["\"b\":7".into()], 8, "b: invalid type"),
+    ];
+    for (tensors, data, expected) in cases {
+        let header = format!("{{{}}}", tensors.join(","));
+        let error = read_header(&with_header(header.len() as u64, &header, data)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected:?} is not in: {error}");
+    }
+    let padded = format!("{{{a}}}   ");
+    assert_eq!(read_header(&with_header(padded.len() as u64, &padded, 8)).unwrap().len(), 1);
+    for header in ["", " {}", "[]", "{}x", "null", "{\"a\"", "\u{feff}{}"] {
+        assert!(read_header(&with_header(header.len() as u64, header, 0)).is_err(), "{header:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn no_header_panics_and_an_accepted_one_lies_within_its_file(
+        offsets in prop::collection::vec((0u64..20, 0u64..20, 0u64..6, 0u64..6), 0..4),
+        data in 0usize..40,
+        flip in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
+        let tensors: Vec<String> = offsets.iter().enumerate().map(|(i, (begin, size, rows, depth))| format!(
+            "\"t{i}\":{{\"dtype\":\"BF16\",\"shape\":[{rows},{depth}],\"data_offsets\":[{begin},{}]}}", begin + size
+        )).collect();
+        let header = format!("{{{}}}", tensors.join(","));
+        let mut file = with_header(header.len() as u64, &header, data);
+        if let Some((at, byte)) = flip {
+            let at = at.index(file.len());
+            file[at] = byte;
+        }
+        if let Ok(tensors) = read_header(&file) {
+            let mut end = file.len() - tensors.iter().map(|t| t.bytes.len()).sum::<usize>();
+            for tensor in tensors {
+                prop_assert_eq!(tensor.bytes.start, end);
+                prop_assert_eq!(tensor.bytes.len() * 8, tensor.shape.iter().product::<usize>() * tensor.dtype.bits());
+                end = tensor.bytes.end;
+            }
+            prop_assert_eq!(end, file.len());
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The memory plan: its arithmetic against numbers worked out by hand, and what it promises about fitting.
+
+use gemma4_serve::model::config::{LayerKind, ModelConfig};
+use gemma4_serve::model::plan::{MemoryPlan, PlanError, PlanOptions};
+use proptest::prelude::*;
+use serde_json::json;
+
+const GIB: u64 = 1 << 30;
+
+fn tiny() -> ModelConfig {
+    let path = format!("{}/tests/data/reference/dense/config.json", env!("CARGO_MANIFEST_DIR"));
+    ModelConfig::parse(&std::fs::read(path).unwrap(), None, None).unwrap()
+}
+
+fn published(hidden: usize, layers: usize, heads: usize, kv: usize, global_kv: usize, i: usize) -> ModelConfig {
+    let config = json!({
+        "model_type": "gemma4_text", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "num_global_key_value_heads": global_kv, "intermediate_size": i,
+        "vocab_size": 262144, "sliding_window": 1024, "attention_k_eq_v": true, "max_position_embeddings": 262144,
+    });
+    ModelConfig::parse(config.to_string().as_bytes(), None, None).unwrap()
+}
+
+fn of_12b() -> ModelConfig {
+    published(3840, 48, 16, 8, 1, 15360)
+}
+
+fn of_31b() -> ModelConfig {
+    published(5376, 60, 32, 16, 4, 21504)
+}
+
+fn bytes(plan: &MemoryPlan, name: &str) -> u64 {
+    plan.lines.iter().find(|line| line.name == name).unwrap_or_else(|| panic!("no line {name}")).bytes
+}
+
+#[test]
+fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
+    let options = PlanOptions {
+        max_running: 5,
+        max_context: Some(1000),
+        kv_pages: Some(100),
+        prefill_chunk: 64,
+        ..PlanOptions::default()
+    };
+    let plan = MemoryPlan::resolve(&tiny(), &options, false, GIB).unwrap();
+    // Sliding layer: q 1024x64, k and v 512x64, o 64x1024, gate and up 128x64, down 64x128; global: q 2048x64, k 512x64.
+    let sliding = 1024 * 64 * 2 + 2 * 512 * 64 + 3 * 128 * 64;
+    let global = 2048 * 64 * 2 + 512 * 64 + 3 * 128 * 64;
+    assert_eq!(bytes(&plan, "weights of the layers"), 2 * (5 * sliding + global));
+    assert_eq!(bytes(&plan, "embedding and head"), 2 * 512 * 64);
+    // Per layer four norms of 64, a scalar, and q_norm and k_norm of the head dim.
+    assert_eq!(bytes(&plan, "norms and scalars"), 2 * (64 + 5 * (4 * 64 + 1 + 512) + (4 * 64 + 1 + 1024)));
+    assert_eq!(bytes(&plan, "staging of packing"), 2 * 2048 * 64);
+    assert_eq!(bytes(&plan, "rotary table, sliding"), 2 * 1000 * 128 * 2);
+    assert_eq!(bytes(&plan, "rotary table, global"), 2 * 1000 * 64 * 2);
+    // Ring of 17 tokens: 2 pages; K and V, 5 layers, 2 heads, 16 tokens, 256 dims.
+    assert_eq!(bytes(&plan, "KV pool, sliding"), 5 * 2 * (2 * 5 * 2 * 16 * 256 * 2));
+    assert_eq!(bytes(&plan, "KV pool, global"), 100 * (2 * 16 * 512 * 2));
+    // Widest q | k | v: global, (4 + 1) x 512.
+    assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2560 + 2 * 2048 + 3 * 128) * 2 + 12));
+    assert_eq!(bytes(&plan, "chunk K and V, sliding"), 5 * (2 * 2 * 16 * 256 * 2));
+    // Sliding: 15 keys before the current one touch at most 2 segments; global: 1000 tokens touch 4, 100 pages hold less.
+    assert_eq!((plan.geometry.sliding_items, plan.geometry.global_items), (5 * 2, 100 * 16 / 256 + 5));
+    assert_eq!(bytes(&plan, "attention partials"), 11 * 4 * (512 + 2) * 4);
+    // Bucket 8 covers 5 running rows.
+    assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 8));
+    assert_eq!(bytes(&plan, "slots and page tables"), 5 * (100 + 4 * (2 + 63)));
+    assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
+}
+
+/// Weights read per token and KV bytes per token as the specification has them.
+#[test]
+fn the_published_models_have_their_published_sizes() {
+    let options = PlanOptions { kv_pages: Some(16384), ..PlanOptions::default() };
+    for (config, weights, sliding, global) in [(of_12b(), 23.8e9, 327680, 16384), (of_31b(), 61.4e9, 819200, 81920)] {
+        let plan = MemoryPlan::resolve(&config, &options, false, 200 * GIB).unwrap();
+        let names = ["weights of the layers", "embedding and head", "norms and scalars"];
+        let sum: u64 = names.iter().map(|name| bytes(&plan, name)).sum();
+        assert!((sum as f64 / weights - 1.0).abs() < 0.003, "{sum}");
+        assert_eq!(plan.geometry.page_bytes(&config, LayerKind::Sliding), 16 * sliding);
+        assert_eq!(plan.geometry.page_bytes(&config, LayerKind::Global), 16 * global);
+        assert_eq!(plan.geometry.ring_pages, 65);
+    }
+}
+
+#[test]
+fn the_default_takes_what_all_sequences_need_or_what_fits() {
+    let plan = MemoryPlan::resolve(&tiny(), &PlanOptions::default(), false, 2 * GIB).unwrap();
+    assert_eq!((plan.geometry.max_context, plan.geometry.global_pages), (1024, 64 * 64));
+    let plan = MemoryPlan::resolve(&of_12b(), &PlanOptions::default(), false, 139 * GIB).unwrap();
+    assert_eq!(plan.geometry.max_context, 262144);
+    assert!(plan.full_sequences() >= 1 && plan.full_sequences() < 64);
+    assert!(plan.total_bytes <= plan.free_bytes / 10 * 9);
+    let small =
+        MemoryPlan::resolve(&of_12b(), &PlanOptions { max_running: 8, ..PlanOptions::default() }, false, 31 * GIB);
+    let small = small.unwrap();
+    assert!(small.geometry.max_context < 262144, "{small}");
+    assert_eq!(small.full_sequences(), 1);
+}
+
+#[test]
+fn what_does_not_fit_names_the_knobs_and_the_bytes() {
+    let error = MemoryPlan::resolve(&of_31b(), &PlanOptions::default(), false, 24 * GIB).unwrap_err().to_string();
+    let knobs = ["--kv-pages", "--max-running", "--max-context", "--prefill-chunk"];
+    for part in knobs.into_iter().chain(["25769803776 free bytes", "of them weights"]) {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    let options = PlanOptions { kv_pages: Some(i32::MAX as usize), ..PlanOptions::default() };
+    let error = MemoryPlan::resolve(&tiny(), &options, false, 2 * GIB).unwrap_err().to_string();
+    assert!(error.contains("--kv-pages (now 2147483647, 32768 bytes each)"), "{error}");
+    let options = PlanOptions { max_context: Some(262144), ..PlanOptions::default() };
+    let error = MemoryPlan::resolve(&of_12b(), &options, false, 40 * GIB).unwrap_err().to_string();
+    assert!(error.contains("--max-context (now 262144)"), "{error}");
+}
+
+#[test]
+fn a_knob_out_of_range_is_named() {
+    let base = PlanOptions::default;
+    let cases = [
+        (PlanOptions { max_running: 0, ..base() }, "--max-running is 0: expected 1 to 128"),
+        (PlanOptions { max_running: 129, ..base() }, "--max-running is 129"),
+        (PlanOptions { prefill_chunk: 0, ..base() }, "--prefill-chunk is 0"),
+        (PlanOptions { max_context: Some(1025), ..base() }, "--max-context is 1025: expected 1 to 1024"),
+        (PlanOptions { kv_pages: Some(0), ..base() }, "--kv-pages is 0"),
+    ];
+    for (options, expected) in cases {
+        let error = MemoryPlan::resolve(&tiny(), &options, false, GIB).unwrap_err();
+        assert!(matches!(error, PlanError::Knob { .. }) && error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn the_printed_page_holds_every_line_and_the_knobs() {
+    let plan = MemoryPlan::resolve(&of_12b(), &PlanOptions::default(), false, 139 * GIB).unwrap();
+    let page = plan.to_string();
+    for line in &plan.lines {
+        assert!(page.contains(line.name) && page.contains(&line.bytes.to_string()), "{page}");
+    }
+    assert!(page.contains(&format!("--kv-pages {}", plan.geometry.global_pages)), "{page}");
+    assert!(page.lines().count() < 30);
+    println!("{page}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_plan_fits_and_a_default_is_the_largest_that_does(
+        config in prop_oneof![Just(tiny()), Just(of_12b()), Just(of_31b())],
+        max_running in 1usize..=128,
+        max_context in prop::option::of(1usize..=1024),
+        kv_pages in prop::option::of(1usize..=100_000),
+        prefill_chunk in 1usize..=4096,
+        free_bytes in prop_oneof![0u64..64 << 20, 0u64..160 * GIB],
+    ) {
+        let options = PlanOptions { max_running, max_context, kv_pages, prefill_chunk, ..PlanOptions::default() };
+        let resolve = |options: &PlanOptions| MemoryPlan::resolve(&config, options, false, free_bytes);
+        let Ok(plan) = resolve(&options) else {
+            // Then the least that was asked for does not fit either.
+            let least = PlanOptions { max_context: max_context.or(Some(1)), kv_pages: kv_pages.or(Some(1)), ..options };
+            if kv_pages.is_some() || max_context.is_some_and(|tokens| tokens <= 16) {
+                prop_assert!(resolve(&least).map_or(true, |plan| plan.total_bytes > free_bytes / 10 * 9));
+            }
+            return Ok(());
+        };
+        let g = &plan.geometry;
+        let budget = if kv_pages.is_some() { free_bytes } else { free_bytes / 10 * 9 };
+        prop_assert!(plan.total_bytes <= budget);
+        prop_assert!(g.max_context >= 1 && g.max_context <= config.max_position);
+        prop_assert!(g.decode_rows >= max_running);
+        if kv_pages.is_none() {
+            prop_assert!(plan.full_sequences() >= 1);
+            if g.global_pages < max_running * g.global_table_pages {
+                let more = PlanOptions {
+                    kv_pages: Some(g.global_pages + 1), max_context: Some(g.max_context), ..options.clone()
+                };
+                prop_assert!(resolve(&more).map_or(true, |plan| plan.total_bytes > budget));
+            }
+        }
+        if max_context.is_none() && g.max_context < config.max_position {
+            let longer = (g.max_context + 16).min(config.max_position);
+            let pages = kv_pages.unwrap_or(longer.div_ceil(16));
+            let more = PlanOptions { kv_pages: Some(pages), max_context: Some(longer), ..options };
+            let held = kv_pages.is_some_and(|pages| longer > pages * 16);
+            prop_assert!(held || resolve(&more).map_or(true, |plan| plan.total_bytes > budget));
+        }
+    }
+}
