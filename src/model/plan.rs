@@ -132,8 +132,8 @@ impl fmt::Display for DoesNotFit {
         write!(
             f,
             "the model does not fit: {} bytes are needed, {} of them weights, and {} of the device's {} free bytes \
-             may be used. Lower --kv-pages (now {}, {} bytes each), --max-running (now {}, {} bytes each for sliding layers), \
-             --max-context (now {}) or --prefill-chunk (now {}, {} bytes a token)",
+             may be used. Lower --kv-pages (now {}, {} bytes each), --max-running (now {}, {} bytes each for sliding \
+             layers), --max-context (now {}) or --prefill-chunk (now {}, {} bytes a token)",
             self.needed_bytes,
             self.weight_bytes,
             self.budget_bytes,
