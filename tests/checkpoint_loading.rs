@@ -359,6 +359,8 @@ fn a_header_that_contradicts_itself_is_refused() {
         (vec![tensor("b", "BF16", "[5]", 0, 8)], 8, "tensor b of shape [5] and dtype BF16 needs 10 bytes"),
         (vec![tensor("b", "Q4", "[4]", 0, 8)], 8, "tensor b has the unknown dtype Q4"),
         (vec![tensor("b", "BF16", "[4294967296,4294967296]", 0, 8)], 8, "tensor b of shape [4294967296, 4294967296]"),
+        // 16 bits times 2^60 + 4 elements wraps around to the 64 bits that are there.
+        (vec![tensor("b", "BF16", "[1152921504606846980]", 0, 8)], 8, "BF16 needs more than 2^61 bytes"),
         (vec![tensor("b", "BF16", "[4]", 0, u64::MAX)], 8, "tensor b ends at byte 18446744073709551615"),
         (vec![tensor("b", "BF16", "[-4]", 0, 8)], 8, "b: invalid value: integer `-4`"),
         (vec!["\"b\":{\"dtype\":\"BF16\",\"shape\":[4]}".into()], 8, "b: missing field `data_offsets`"),

@@ -43,7 +43,8 @@ fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
         ..PlanOptions::default()
     };
     let plan = MemoryPlan::resolve(&tiny(), &options, false, GIB).unwrap();
-    // Sliding layer: q 1024x64, k and v 512x64, o 64x1024, gate and up 128x64, down 64x128; global: q 2048x64, k 512x64.
+    // Sliding layer: q 1024x64, k and v 512x64, o 64x1024, gate and up 128x64, down 64x128; global: q 2048x64, k
+    // 512x64.
     let sliding = 1024 * 64 * 2 + 2 * 512 * 64 + 3 * 128 * 64;
     let global = 2048 * 64 * 2 + 512 * 64 + 3 * 128 * 64;
     assert_eq!(bytes(&plan, "weights of the layers"), 2 * (5 * sliding + global));
@@ -59,7 +60,8 @@ fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
     // Widest q | k | v: global, (4 + 1) x 512.
     assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2560 + 2 * 2048 + 3 * 128) * 2 + 12));
     assert_eq!(bytes(&plan, "chunk K and V, sliding"), 5 * (2 * 2 * 16 * 256 * 2));
-    // Sliding: 15 keys before the current one touch at most 2 segments; global: 1000 tokens touch 4, 100 pages hold less.
+    // Sliding: 15 keys before the current one touch at most 2 segments; global: 1000 tokens touch 4, 100 pages hold
+    // less.
     assert_eq!((plan.geometry.sliding_items, plan.geometry.global_items), (5 * 2, 100 * 16 / 256 + 5));
     assert_eq!(bytes(&plan, "attention partials"), 11 * 4 * (512 + 2) * 4);
     // Bucket 8 covers 5 running rows.
@@ -105,6 +107,13 @@ fn what_does_not_fit_names_the_knobs_and_the_bytes() {
     for part in knobs.into_iter().chain(["25769803776 free bytes", "of them weights"]) {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
+    let plan_of = |prefill_chunk| {
+        let options = PlanOptions { prefill_chunk, kv_pages: Some(1000), ..PlanOptions::default() };
+        MemoryPlan::resolve(&of_12b(), &options, false, 139 * GIB).unwrap()
+    };
+    let (plan, more) = (plan_of(2048), plan_of(2064));
+    let token_bytes = plan.geometry.chunk_token_bytes(&of_12b());
+    assert_eq!(more.total_bytes - plan.total_bytes, 16 * token_bytes);
     let options = PlanOptions { kv_pages: Some(i32::MAX as usize), ..PlanOptions::default() };
     let error = MemoryPlan::resolve(&tiny(), &options, false, 2 * GIB).unwrap_err().to_string();
     assert!(error.contains("--kv-pages (now 2147483647, 32768 bytes each)"), "{error}");

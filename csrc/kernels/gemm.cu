@@ -2,14 +2,14 @@
 //
 // Shapes   weight packed [ceil(n/16)][ceil(k/16)][32][8] bf16 (common/pack_layout.h); x [tokens][k] bf16, rows x_stride
 //          apart; out [tokens][n] bf16, rows out_stride apart. t1 t2 t4 t8 t16 hold up to 8, 16, 32, 64, 128 tokens.
-// Moves    2 n k bytes of weights once, 2 tokens n of outputs; each block reads x, 2 tokens k bytes, from L2: tokens over
-//          rows a block times the weight bytes in all.
-// Fast by  the weight stream. A lane keeps D steps x R row tiles of 16-byte loads in flight, across row groups: 32 KiB and
-//          more an SM, where about 20 are needed. No weight passes through shared memory.
+// Moves    2 n k bytes of weights once, 2 tokens n of outputs; each block reads x, 2 tokens k bytes, from L2: tokens
+//          over rows a block times the weight bytes in all.
+// Fast by  the weight stream. A lane keeps D steps x R row tiles of 16-byte loads in flight, across row groups: 32 KiB
+//          and more an SM, where about 20 are needed. No weight passes through shared memory.
 //          Geometry, launch formulas and the two GPU bodies: gemm.cuh. Host twin: gemm_host.h.
-// Tried    nothing has been timed on a GPU. Loading a slot after its products instead of from a copy of it: 95 registers
-//          for 124 at t1, 128 for 180 at t2, with the same order of loads and products one step later.
-//          Known weak: n = 3840 at t8 and t16 is 30 blocks of 128 rows; a K split across blocks needs scratch and a ticket.
+// Tried    nothing has been timed on a GPU. A slot is refilled right after its products; refilled just before them, from
+//          a copy, it took 124 registers for 95 at t1 and 180 for 128 at t2, for one step less of depth.
+//          Known weak: n = 3840 at t8 and t16 is 30 blocks of 128 rows; a K split across blocks needs scratch.
 // Test     csrc/tests/gemm_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"
 

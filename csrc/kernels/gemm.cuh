@@ -1,7 +1,7 @@
 // Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu): geometry, output policies, two GPU bodies.
 //
 //   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over
-//   the steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The total starts as chain_0; nothing is added to zero.
+//   the steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The total starts as chain_0, not as zero plus it.
 //
 // direct (1, 2 or 4 token tiles of 8): bound by the weight stream. A block is S slabs x 8/S row sets; a warp owns R row
 //   tiles of 16 and one slab. Weights go straight to registers, one 16-byte load a lane = one A fragment, D steps ahead

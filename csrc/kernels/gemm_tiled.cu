@@ -1,8 +1,8 @@
 // The product of gemm.cu for any number of tokens, bit for bit: the linear layers of a prompt chunk.
 //
 // Shapes   as gemm.cu. A block is 128 weight rows x 64 tokens; block b holds row block b / token_blocks and token block
-//          b % token_blocks, so that blocks running at one time share weight rows: the weights, larger than L2, are read
-//          once, and x, which fits L2, many times.
+//          b % token_blocks, so that blocks running at one time share weight rows: the weights, larger than L2, are
+//          read once, and x, which fits L2, many times.
 // Moves    from memory 2 n k + 2 tokens k + 2 tokens n bytes; from L2 to the SMs 2 k (128 + 64) bytes a block.
 // Fast by  reuse in registers: 32 rows x 32 tokens a warp are 8 products for 2 weight loads and 4 shared-memory reads.
 //          x is copied by cp.async two chunks of 64 depths ahead. Body: gemm_staged in gemm.cuh.

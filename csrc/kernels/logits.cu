@@ -6,7 +6,7 @@
 //          bytes of logits.
 // Fast by  what gemm.cu does; here a block walks tens of row groups without a gap in its weight stream.
 // Tried    nothing has been timed on a GPU.
-// Test     csrc/tests/gemm_test.cpp. G4_PLANT_NO_SOFTCAP is a planted bug: gates that compare logits must go red with it.
+// Test     csrc/tests/gemm_test.cpp. G4_PLANT_NO_SOFTCAP is a planted bug: gates that compare logits must go red.
 #include "../common/math.h"
 #include "gemm.cuh"
 

@@ -1,5 +1,5 @@
-//! Who holds which page of the KV cache, in two families that are never one number: sliding layers need a ring of the last
-//! W tokens, global layers need every token. Pure: no device, no clock.
+//! Who holds which page of the KV cache, in two families that are never one number: sliding layers need a ring of the
+//! last W tokens, global layers need every token. Pure: no device, no clock.
 
 mod accounts;
 mod ids;

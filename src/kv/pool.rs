@@ -1,9 +1,9 @@
 //! A fixed set of pages or slots, each free, owned by one owner, or in quarantine.
 //!
-//! Life of an entry: (1) [`Pool::take`] grants it to an owner; (2) [`Pool::retire`] ends that: while a launched step may
-//! still read or write it, it waits in quarantine, stamped with the last such step; (3) [`Pool::collected`] with that step
-//! or a later one makes it free. The same calls give the same entries: freed ones are granted again first, and fresh ones
-//! ascending.
+//! Life of an entry: (1) [`Pool::take`] grants it to an owner; (2) [`Pool::retire`] ends that: while a launched step
+//! may still read or write it, it waits in quarantine, stamped with the last such step; (3) [`Pool::collected`] with
+//! that step or a later one makes it free. The same calls give the same entries: freed ones are granted again first,
+//! and fresh ones ascending.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! A checkpoint: a folder of safetensors shards or the one inside the binary, checked completely against its
 //! configuration before anything is read from it, then typed access to every tensor's bytes.
 //!
-//! Life: (1) the configuration is parsed; (2) the shards are mapped and their headers checked; (3) the text tower's prefix
-//! is found; (4) every tensor is either expected (with its dtype and shape), skipped by name, or a refusal; (5) views are
-//! handed out while the checkpoint lives. Nothing is copied.
+//! Life: (1) the configuration is parsed; (2) the shards are mapped and their headers checked; (3) the text tower's
+//! prefix is found; (4) every tensor is either expected (with its dtype and shape), skipped by name, or a refusal; (5)
+//! views are handed out while the checkpoint lives. Nothing is copied.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ pub enum CheckpointError {
     DtypeNotBf16 { path: PathBuf, tensor: String, found: Dtype },
     #[error("{}: tensor {tensor} is unknown", path.display())]
     Unknown { path: PathBuf, tensor: String },
-    #[error("{}: tensor {tensor} contradicts config.json: attention_k_eq_v takes V of this layer from K", path.display())]
+    #[error("{}: tensor {tensor} contradicts attention_k_eq_v, which takes V of this layer from K", path.display())]
     VBesideKEqV { path: PathBuf, tensor: String },
     #[error("{source_name}: tie_word_embeddings is false but {tensor} is missing")]
     NoHead { source_name: String, tensor: &'static str },
@@ -272,7 +272,8 @@ impl Tower<'_> {
     }
 }
 
-/// No name stands twice: a header is refused then, and shards hold exactly what an index without repetitions gives them.
+/// No name stands twice: a header is refused then, and shards hold exactly what an index without repetitions gives
+/// them.
 fn places_by_name(shards: &[Shard]) -> HashMap<&str, Place> {
     let mut places = HashMap::new();
     for (shard, of) in shards.iter().enumerate() {

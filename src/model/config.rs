@@ -1,8 +1,8 @@
 //! `config.json` and its neighbours, read once into one resolved description of the model.
 //!
-//! Two serialisations of the same configuration are in circulation (the published one with `global_head_dim`, the re-saved
-//! one with `per_layer_config`), each with the text part nested or at the top level; all give the same [`ModelConfig`].
-//! What cannot be served is refused here by the name of its field; later code sees only valid numbers.
+//! Two serialisations of the same configuration are in circulation (the published one with `global_head_dim`, the
+//! re-saved one with `per_layer_config`), each with the text part nested or at the top level; all give the same
+//! [`ModelConfig`]. What cannot be served is refused here by the name of its field; later code sees only valid numbers.
 
 use serde_json::Value;
 
@@ -73,8 +73,8 @@ const GENERATION: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer_config.json";
 
 impl ModelConfig {
-    /// Reads the checkpoint's `config.json`, and `generation_config.json` and `tokenizer_config.json` where it has them.
-    /// Fails with the file, the field and the value of the first thing that cannot be served.
+    /// Reads the checkpoint's `config.json`, and `generation_config.json` and `tokenizer_config.json` where it has
+    /// them. Fails with the file, the field and the value of the first thing that cannot be served.
     pub fn parse(
         config_json: &[u8],
         generation_config: Option<&[u8]>,

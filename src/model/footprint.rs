@@ -72,7 +72,8 @@ impl Geometry {
         let ring_pages = (config.window + 1).min(max_context).div_ceil(page_s);
         // A row's window of W keys touches that many segments, wherever it begins.
         let window_items = (config.window - 1).div_ceil(options.segment_sliding) + 1;
-        // A row of t tokens has ceil(t / SEG) segments, and the rows' tokens lie in distinct pages: the pool bounds the sum.
+        // A row of t tokens has ceil(t / SEG) segments, and the rows' tokens lie in distinct pages: the pool bounds
+        // the sum.
         let by_context = max_running * max_context.div_ceil(options.segment_global);
         let by_pages = global_pages.saturating_mul(page_g) / options.segment_global + max_running;
         Geometry {
@@ -241,8 +242,8 @@ impl Geometry {
         let row_bytes = 7 * I32 + 2 * RECORD_BYTES;
         let records = Line {
             name: "row tables and records",
-            arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B"),
-            bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 2 * I32 as u64,
+            arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts"),
+            bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 3 * I32 as u64,
         };
         vec![partials, logits, tables, records]
     }
@@ -268,8 +269,8 @@ impl Widths {
         }
     }
 
-    /// x, its norm and a projection's output; q | k | v; q after its norm; attention's output; gate | up; their product;
-    /// token, position and slot.
+    /// x, its norm and a projection's output; q | k | v; q after its norm; attention's output; gate | up; their
+    /// product; token, position and slot.
     fn row_bytes(&self) -> u64 {
         let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i;
         width as u64 * BF16 + 3 * I32 as u64

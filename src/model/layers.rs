@@ -60,8 +60,8 @@ pub(super) fn resolve(text: &Fields, heads: usize) -> Result<Vec<LayerConfig>, C
     if let Some(overrides) = &overrides {
         check_overrides(overrides, count)?;
     }
-    // Without `per_layer_config` the published rules hold: global layers have a head dim of their own, and their KV head
-    // count counts only when K = V. With it, what it does not say is what the sliding layers have.
+    // Without `per_layer_config` the published rules hold: global layers have a head dim of their own, and their KV
+    // head count counts only when K = V. With it, what it does not say is what the sliding layers have.
     let global_dim = text.count("global_head_dim", 1, HIDDEN_MAX)?;
     let global_dim = global_dim.unwrap_or(if overrides.is_some() { base_dim } else { HEAD_DIM_GLOBAL });
     let global_kv = text.count("num_global_key_value_heads", 1, HEADS_MAX)?.filter(|_| k_eq_v).unwrap_or(base_kv);
@@ -145,7 +145,8 @@ fn check_attention(
     }
     if !heads.is_multiple_of(layer.kv_heads) || !GROUPS.contains(&(heads / layer.kv_heads)) {
         let why = format!(
-            "layer {index} has {heads} query heads (num_attention_heads), and the kernels have 1, 2, 4, 8 or 16 a KV head"
+            "layer {index} has {heads} query heads (num_attention_heads), \
+             and the kernels have 1, 2, 4, 8 or 16 a KV head"
         );
         return Err(fields.unsupported(kv_field, layer.kv_heads, why));
     }

@@ -3,10 +3,10 @@
 //! Defaults, in this order:
 //! 1. `--max-context` is the model's `max_position_embeddings`, or the largest multiple of a page whose single sequence
 //!    fits the budget; with `--kv-pages` given it is also at most what those pages hold.
-//! 2. `--kv-pages` is what `--max-running` sequences of `--max-context` tokens need, capped by what fits; it always holds
-//!    at least one such sequence.
-//! 3. The budget of a default is 90 % of the free memory: graphs, kernel images and the driver take the rest. Pages given
-//!    by hand may use all of it.
+//! 2. `--kv-pages` is what `--max-running` sequences of `--max-context` tokens need, capped by what fits; it always
+//!    holds at least one such sequence.
+//! 3. The budget of a default is 90 % of the free memory: graphs, kernel images and the driver take the rest. Pages
+//!    given by hand may use all of it.
 
 use std::fmt;
 
@@ -131,9 +131,9 @@ impl fmt::Display for DoesNotFit {
         let g = &self.geometry;
         write!(
             f,
-            "the model does not fit: {} bytes are needed, {} of them weights, and {} of the device's {} free bytes may be \
-             used. Lower --kv-pages (now {}, {} bytes each), --max-running (now {}, {} bytes each for sliding layers), \
-             --max-context (now {}) or --prefill-chunk (now {}, {} bytes a token)",
+            "the model does not fit: {} bytes are needed, {} of them weights, and {} of the device's {} free bytes \
+             may be used. Lower --kv-pages (now {}, {} bytes each), --max-running (now {}, {} bytes each for sliding \
+             layers), --max-context (now {}) or --prefill-chunk (now {}, {} bytes a token)",
             self.needed_bytes,
             self.weight_bytes,
             self.budget_bytes,
@@ -244,7 +244,8 @@ impl Search<'_> {
     }
 }
 
-/// The largest n in 0..=max with `holds(n)`, for a property that holds up to some n and not after; 0 when it never does.
+/// The largest n in 0..=max with `holds(n)`, for a property that holds up to some n and not after; 0 when it never
+/// does.
 fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, max);
     while low < high {

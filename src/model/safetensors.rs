@@ -1,9 +1,10 @@
-//! One safetensors file: eight bytes of header length, a JSON header of names, dtypes, shapes and byte ranges, the data.
+//! One safetensors file: eight bytes of header length, a JSON header of names, dtypes, shapes and byte ranges, the
+//! data.
 //!
 //! Read here rather than by the `safetensors` crate because a checkpoint is refused by the name of the tensor that is
 //! wrong: the crate's errors for sizes and truncation carry none, and it lets the last of two equal names win.
-//! The header is checked completely before any byte of data is looked at; nothing is allocated in proportion to a number
-//! the header claims, only in proportion to the header's own bytes.
+//! The header is checked completely before any byte of data is looked at; nothing is allocated in proportion to a
+//! number the header claims, only in proportion to the header's own bytes.
 
 use std::fmt;
 use std::ops::Range;

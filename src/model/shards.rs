@@ -108,8 +108,8 @@ struct Index {
 }
 
 impl Index {
-    /// Tensors of each shard, shards in the order of their names. Shards are plain file names: an index cannot point out
-    /// of its folder.
+    /// Tensors of each shard, shards in the order of their names. Shards are plain file names: an index cannot point
+    /// out of its folder.
     fn by_shard(&self) -> Result<BTreeMap<&str, Vec<&str>>, String> {
         let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         let mut pairs: Vec<(&str, &str)> = self.weight_map.0.iter().map(|(t, s)| (t.as_str(), s.as_str())).collect();

@@ -117,8 +117,8 @@ pub fn outer(config: &ModelConfig) -> OuterTensors<Expected> {
 /// Name below the prefix by which the prefix is found.
 pub const EMBED: &str = "embed_tokens.weight";
 
-/// A place of the text tower in a checkpoint: what stands before its tensors' names, before the other towers' names, and
-/// the name of the head where it is stored.
+/// A place of the text tower in a checkpoint: what stands before its tensors' names, before the other towers' names,
+/// and the name of the head where it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     pub text: &'static str,

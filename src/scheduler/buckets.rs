@@ -2,9 +2,9 @@
 
 use crate::limits::{BUCKETS, ROWS_MAX};
 
-/// The buckets of a server with that many running sequences, ascending: those of [`BUCKETS`] up to `max_running`, and when
-/// it lies between two of them the one that covers it, so that every row count from 1 to `max_running` has a bucket.
-/// Panics unless `max_running` is within 1 to [`ROWS_MAX`].
+/// The buckets of a server with that many running sequences, ascending: those of [`BUCKETS`] up to `max_running`, and
+/// when it lies between two of them the one that covers it, so that every row count from 1 to `max_running` has a
+/// bucket. Panics unless `max_running` is within 1 to [`ROWS_MAX`].
 pub fn buckets(max_running: usize) -> &'static [usize] {
     assert!((1..=ROWS_MAX).contains(&max_running), "max_running {max_running}");
     let below = BUCKETS.iter().take_while(|&&bucket| bucket < max_running).count();

@@ -14,9 +14,9 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RosterGeneration(pub u64);
 
-/// Decoding sequences in row order. Rows move as little as possible: when the roster is settled, the places of those that
-/// left are filled from the lowest by newcomers in their order, then by the last rows; newcomers beyond that are appended.
-/// A row that neither left nor was the last stays where it is.
+/// Decoding sequences in row order. Rows move as little as possible: when the roster is settled, the places of those
+/// that left are filled from the lowest by newcomers in their order, then by the last rows; newcomers beyond that are
+/// appended. A row that neither left nor was the last stays where it is.
 #[derive(Default)]
 pub struct Roster {
     rows: Vec<Row>,

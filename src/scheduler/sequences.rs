@@ -48,8 +48,8 @@ pub struct Chunk {
     pub slot: SlotId,
     pub start: usize,
     pub len: usize,
-    /// The chunk ends the prompt: its last position gives the first output token, and the sequence decodes from the next
-    /// plan on.
+    /// The chunk ends the prompt: its last position gives the first output token, and the sequence decodes from the
+    /// next plan on.
     pub last: bool,
 }
 
@@ -84,8 +84,8 @@ impl Scheduler {
         }
     }
 
-    /// Puts a sequence at the end of the queue. `kv_tokens_max` (at least `prompt_tokens`, at least 1) is what its cache
-    /// holds in the worst case. Refused when that exceeds the whole pools. Panics on an id that is already here.
+    /// Puts a sequence at the end of the queue. `kv_tokens_max` (at least `prompt_tokens`, at least 1) is what its
+    /// cache holds in the worst case. Refused when that exceeds the whole pools. Panics on an id that is already here.
     pub fn enqueue(&mut self, id: RequestId, prompt_tokens: usize, kv_tokens_max: usize) -> Result<(), Shortage> {
         assert!(
             prompt_tokens >= 1 && kv_tokens_max >= prompt_tokens,
@@ -98,8 +98,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Starts the sequence at the head of the queue if a slot and its pages are free. Nobody overtakes it: a later one that
-    /// would fit waits too, so that a long one cannot starve.
+    /// Starts the sequence at the head of the queue if a slot and its pages are free. Nobody overtakes it: a later one
+    /// that would fit waits too, so that a long one cannot starve.
     pub fn admit(&mut self) -> Option<Admission<'_>> {
         let &id = self.waiting.front()?;
         if self.slots.free_count() == 0 {
@@ -114,8 +114,8 @@ impl Scheduler {
         Some(Admission { id, slot, reservation: &held.reservation })
     }
 
-    /// The next step, taken as launched: the chunk it returns is not planned again. Prompt chunks and decode steps alternate
-    /// while both are possible, so a decoding row waits one chunk at most between its tokens.
+    /// The next step, taken as launched: the chunk it returns is not planned again. Prompt chunks and decode steps
+    /// alternate while both are possible, so a decoding row waits one chunk at most between its tokens.
     pub fn plan(&mut self) -> Plan<'_> {
         let decoding = self.roster.count() > 0;
         self.planned_prefill = match self.prefilling.front() {
@@ -132,8 +132,8 @@ impl Scheduler {
         Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()) }
     }
 
-    /// Ends a running sequence. `last_step` is the last launched step, which may touch its slot and pages still; none when
-    /// nothing was ever launched. Panics on a sequence that does not run.
+    /// Ends a running sequence. `last_step` is the last launched step, which may touch its slot and pages still; none
+    /// when nothing was ever launched. Panics on a sequence that does not run.
     pub fn finish(&mut self, id: RequestId, last_step: Option<StepNumber>) {
         let runs = self.sequences.get(&id).is_some_and(|sequence| sequence.held.is_some());
         assert!(runs, "{id} does not run");
