@@ -10,6 +10,16 @@
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
 
+pub mod config;
+pub mod trace;
+
+pub mod server;
+pub mod text;
+
 pub mod engine;
-pub mod limits;
 pub mod request;
+pub mod score;
+
+pub mod error;
+pub mod limits;
+pub mod metrics;

@@ -1,1 +1,2 @@
 pub mod handle;
+pub mod start;
