@@ -10,13 +10,14 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::Gate;
+use gemma4_serve::config::ScorePath;
 use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::device::{DeviceChoice, DeviceKind};
 use gemma4_serve::engine::start::load_device;
 use gemma4_serve::images::PLANTED_KERNELS;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
-use gemma4_serve::score::{ScoreOptions, ScorePath, Scores, score};
+use gemma4_serve::score::{ScoreOptions, Scores, score};
 use half::bf16;
 use safetensors::SafeTensors;
 

@@ -2,27 +2,41 @@
 //!
 //! The modules stand in the order in which a request meets them:
 //!
-//! 1. `server`: routes, wire types, SSE, health, drain (async side).
-//! 2. `text`: tokenizer, detokenizer, stop strings (async side).
+//! 1. [`server`]: routes, wire types, SSE, health, drain (async side).
+//! 2. [`text`]: tokenizer, detokenizer, stop strings (async side).
 //! 3. [`request`], [`engine::handle`]: the door to the engine thread.
 //! 4. [`engine`]: the step loop. [`scheduler`] plans, [`kv`] accounts for pages.
 //! 5. [`step`]: device step tables. [`graph`]: buckets, capture, replay. [`sampler`]: the sampler graph. [`slots`]:
 //!    pinned readback slots.
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
+//!
+//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], and [`score`], which runs the model
+//! without a server.
 
-pub mod limits;
-pub mod request;
+pub mod config;
+pub mod trace;
+
+pub mod server;
+pub mod text;
 
 pub mod engine;
-pub mod graph;
-pub mod kv;
-pub mod model;
-pub mod sampler;
-pub mod scheduler;
+pub mod request;
 pub mod score;
+
+pub mod kv;
+pub mod scheduler;
+
+pub mod graph;
+pub mod sampler;
 pub mod slots;
 pub mod step;
 
+pub mod model;
+
 pub mod device;
 pub mod images;
+
+pub mod error;
+pub mod limits;
+pub mod metrics;

@@ -13,6 +13,16 @@ pub const STOP_STRINGS_MAX: usize = 4;
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Prompts of one request to the completions route.
 pub const PROMPTS_PER_REQUEST_MAX: usize = 128;
+/// Bytes of a client's `X-Request-Id`.
+pub const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Prompt text of a request above this many bytes is tokenised off the reactor threads (4 KiB take about 1 ms).
+pub const TOKENISE_INLINE_BYTES_MAX: usize = 4096;
+/// Largest `--max-waiting`.
+pub const WAITING_MAX: usize = 65_536;
+/// Largest `--prefill-chunk`.
+pub const PREFILL_CHUNK_MAX: usize = 65_536;
+/// Bytes of a client's `user` or `metadata` that go to the log.
+pub const LOGGED_FIELD_BYTES_MAX: usize = 512;
 /// Body of a request in bytes.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
 /// Bytes of a safetensors header; the largest published one is below 1 MiB.

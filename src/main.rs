@@ -1,1 +1,138 @@
-fn main() {}
+//! The program: flags, socket, runtime, engine thread, exit code. Only this file may read the environment.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use gemma4_serve::config::{Cli, Command, Config, ScoreConfig};
+use gemma4_serve::engine::handle::{self, EngineDoor};
+use gemma4_serve::engine::start::start_engine;
+use gemma4_serve::score::ScoreError;
+use gemma4_serve::server::{self, App, EngineEnd, Exit};
+use gemma4_serve::{score, trace};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+/// Threads for long tokenising; more would only take turns.
+const BLOCKING_THREADS_MAX: usize = 16;
+
+fn main() -> ExitCode {
+    // clap itself exits with 2 on a bad flag.
+    let cli = Cli::parse();
+    let exit = match cli.command {
+        Some(Command::Score(flags)) => match ScoreConfig::resolve(flags) {
+            Ok(config) => {
+                let log = trace::init("info");
+                let exit = score::run(&config).map_or_else(|e| score_failed(&e), |()| Exit::Drained);
+                log.flush(Duration::from_millis(200));
+                exit
+            }
+            Err(e) => refused(&e.to_string()),
+        },
+        None => match Config::resolve(cli.serve) {
+            Ok(config) => serve(config),
+            Err(e) => refused(&e.to_string()),
+        },
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn serve(config: Config) -> Exit {
+    let log = trace::init(&config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("async")
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(e) => return refused(&format!("the async runtime cannot start: {e}")),
+    };
+    let exit = runtime.block_on(serve_async(config));
+    log.flush(Duration::from_millis(200));
+    // The engine thread may still be loading, or stuck in a driver call: the process does not wait for it.
+    runtime.shutdown_background();
+    exit
+}
+
+async fn serve_async(config: Config) -> Exit {
+    let address = format!("{}:{}", config.host, config.port);
+    let listener = match TcpListener::bind((config.host.as_str(), config.port)).await {
+        Ok(listener) => listener,
+        Err(e) => return refused(&format!("--host, --port: cannot listen on {address}: {e}")),
+    };
+    let signals = match signals() {
+        Ok(signals) => signals,
+        Err(e) => return refused(&format!("signals cannot be caught: {e}")),
+    };
+    let bound = listener.local_addr().map_or(address, |bound| bound.to_string());
+    let (version, page) = (env!("CARGO_PKG_VERSION"), config.page());
+    // A closed stdout is no reason not to serve.
+    let _ = write!(
+        std::io::stdout(),
+        "gemma4-serve {version}\n{page}listening on http://{bound} (ready when the model is loaded: /health/ready)\n"
+    );
+    let (engine, door) = handle::door(config.max_waiting);
+    let app = App::new(config.clone(), engine);
+    let engine = spawn_engine(config, door, app.clone());
+    server::run(listener, app, signals, engine).await
+}
+
+/// Loads and runs the engine on threads of its own; resolves when it has ended.
+fn spawn_engine(
+    config: Config,
+    door: EngineDoor,
+    app: std::sync::Arc<App>,
+) -> impl Future<Output = EngineEnd> + Send + 'static {
+    let (ended, end) = oneshot::channel();
+    let work = move || match start_engine(&config, door, |model| app.set_model(model)) {
+        Err(e) => {
+            // On stderr whatever the log filter says: it is the only trace of why there is no server.
+            eprintln!("error: {e}");
+            if e.is_device_failure() { EngineEnd::Failed(e.to_string()) } else { EngineEnd::Refused(e.to_string()) }
+        }
+        Ok(thread) => match thread.join() {
+            Ok(Ok(())) => EngineEnd::Stopped,
+            Ok(Err(failure)) => EngineEnd::Failed(failure.to_string()),
+            Err(_) => EngineEnd::Failed("the engine thread panicked".into()),
+        },
+    };
+    let spawned = std::thread::Builder::new().name("engine-start".into()).spawn(move || drop(ended.send(work())));
+    async move {
+        match spawned {
+            Err(e) => EngineEnd::Failed(format!("the engine thread cannot start: {e}")),
+            Ok(_) => end.await.unwrap_or_else(|_| EngineEnd::Failed("the engine start panicked".into())),
+        }
+    }
+}
+
+/// One message for each SIGTERM or SIGINT.
+fn signals() -> std::io::Result<mpsc::Receiver<()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (sender, receiver) = mpsc::channel(8);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                Some(()) = terminate.recv() => {}
+                Some(()) = interrupt.recv() => {}
+                else => return,
+            }
+            if sender.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+fn score_failed(e: &ScoreError) -> Exit {
+    eprintln!("error: {e}");
+    if e.is_device_failure() { Exit::Failed } else { Exit::Refused }
+}
+
+fn refused(reason: &str) -> Exit {
+    eprintln!("error: {reason}");
+    Exit::Refused
+}

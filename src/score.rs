@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use crate::config::{ScoreConfig, ScorePath};
 use crate::device::{DeviceBuffer, DeviceKind};
 use crate::engine::runner::{PromptChunk, RowOwner, Runner};
 use crate::engine::start::{StartError, build_runner};
@@ -27,6 +28,17 @@ pub enum ScoreError {
     Collect(#[from] CollectError),
 }
 
+impl ScoreError {
+    /// Whether the device failed (exit code 1), rather than a flag or file being refused (exit code 2).
+    pub fn is_device_failure(&self) -> bool {
+        match self {
+            ScoreError::Start(error) => error.is_device_failure(),
+            ScoreError::Driver(_) | ScoreError::Collect(_) => true,
+            ScoreError::Ids { .. } | ScoreError::Out { .. } => false,
+        }
+    }
+}
+
 /// Logits `[tokens][vocab]`, and hidden states by index when asked for.
 pub struct Scores {
     pub tokens: usize,
@@ -35,28 +47,6 @@ pub struct Scores {
     /// State i `[tokens][hidden]`: 0 the scaled embedding, i the output of layer i - 1.
     pub hidden: Vec<Vec<f32>>,
     pub width: usize,
-}
-
-/// How the tokens are fed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScorePath {
-    /// All at once.
-    Prefill,
-    /// One at a time, through captured graphs.
-    Decode,
-    /// As prompt chunks of this many tokens.
-    Chunks(usize),
-}
-
-/// The subcommand's flags, valid.
-#[derive(Clone, Debug)]
-pub struct ScoreConfig {
-    /// Checkpoint folder; none: the embedded model.
-    pub model: Option<std::path::PathBuf>,
-    pub device: crate::device::DeviceChoice,
-    pub ids: std::path::PathBuf,
-    pub out: std::path::PathBuf,
-    pub options: ScoreOptions,
 }
 
 /// What to score and how.
@@ -78,7 +68,13 @@ pub fn run(config: &ScoreConfig) -> Result<(), ScoreError> {
     .map_err(StartError::from)?;
     let ids = read_ids(&config.ids, checkpoint.config.vocab)?;
     let kind = crate::engine::start::load_device(config.device)?;
-    let scores = score(&checkpoint, kind, KernelImage::Shipped(kind), &ids, config.options)?;
+    let options = ScoreOptions {
+        path: config.path,
+        graphs: config.graphs,
+        hidden: config.hidden,
+        segment: config.attention_segment,
+    };
+    let scores = score(&checkpoint, kind, KernelImage::Shipped(kind), &ids, options)?;
     write(&config.out, &scores)
 }
 
@@ -135,7 +131,8 @@ fn grant_everything(runner: &mut Runner) -> Result<(), ScoreError> {
 fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -> Result<(), ScoreError> {
     let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
-        runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None })?;
+        let flight = runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None })?;
+        runner.collect(&flight, |_, _| {})?;
         let mut first = 0;
         while first < tokens.len() {
             let count = (tokens.len() - first).min(ROWS_MAX);

@@ -40,11 +40,13 @@ impl Readback {
         Ok(Readback { slots: [slot()?, slot()?] })
     }
 
-    /// Enqueues the readback of `records` behind the step's kernels.
+    /// Enqueues the readback of `records` behind the step's kernels; a step without rows has only the event.
     pub fn enqueue(&mut self, s: &Stream, step: i32, records: DeviceSlice<G4Record>) -> Result<(), DriverError> {
         let slot = &mut self.slots[step as usize % 2];
         assert_eq!(slot.step, None, "step {step} meets an uncollected readback slot");
-        s.download_pinned(&slot.records, 0, records)?;
+        if !records.is_empty() {
+            s.download_pinned(&slot.records, 0, records)?;
+        }
         slot.copied.record(s)?;
         slot.step = Some(step);
         Ok(())

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kPieceBytes = 16 << 20;   // size of the poison file, and of one mapping of it
 constexpr size_t kRemapBytes = 1 << 20;    // above this a freed range is mapped anew instead of filled
-constexpr size_t kVerifyBytes = 1 << 20;   // of a range handed out, how much of its start must still be poison
+constexpr size_t kVerifyBytes = 16 << 20;  // of a range handed out, how much of its start must still be poison
 
 // First byte of [p, p + n) that differs from value, or n. Reads fenced memory on purpose.
 __attribute__((no_sanitize("address"))) size_t first_other(uintptr_t p, size_t n, uint8_t value) {
@@ -90,19 +90,27 @@ void Arena::poison(uintptr_t begin, size_t bytes) {
   G4_FENCE(begin, bytes);
 }
 
-// Next fit: from the cursor to the end, then from the start.
+// Next fit: from the cursor (inside the free range that holds it, if one does) to the end, then from the start.
 uintptr_t Arena::take(size_t bytes) {
-  auto fits = [&](std::map<uintptr_t, size_t>::iterator it) { return it->second >= bytes; };
-  auto found = free_.end();
-  for (auto it = free_.lower_bound(cursor_); it != free_.end() && found == free_.end(); ++it)
-    if (fits(it)) found = it;
-  for (auto it = free_.begin(); it != free_.end() && found == free_.end(); ++it)
-    if (fits(it)) found = it;
-  if (found == free_.end()) return 0;
-  const uintptr_t begin = found->first;
-  const size_t rest = found->second - bytes;
-  free_.erase(found);
-  if (rest) free_[begin + bytes] = rest;
+  auto it = free_.upper_bound(cursor_);
+  if (it != free_.begin()) {
+    auto around = std::prev(it);
+    const uintptr_t end = around->first + around->second;
+    if (end > cursor_ && end - cursor_ >= bytes) return carve(around, cursor_, bytes);
+  }
+  for (; it != free_.end(); ++it)
+    if (it->second >= bytes) return carve(it, it->first, bytes);
+  for (it = free_.begin(); it != free_.end(); ++it)
+    if (it->second >= bytes) return carve(it, it->first, bytes);
+  return 0;
+}
+
+// Takes [begin, begin + bytes) out of a free range.
+uintptr_t Arena::carve(std::map<uintptr_t, size_t>::iterator range, uintptr_t begin, size_t bytes) {
+  const uintptr_t first = range->first, end = first + range->second;
+  if (begin > first) range->second = begin - first;
+  else free_.erase(range);
+  if (begin + bytes < end) free_[begin + bytes] = end - (begin + bytes);
   cursor_ = begin + bytes;
   return begin;
 }

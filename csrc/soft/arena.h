@@ -66,6 +66,7 @@ class Arena {
   int check(const Allocation& a);
   void poison(uintptr_t begin, size_t bytes);
   uintptr_t take(size_t bytes);
+  uintptr_t carve(std::map<uintptr_t, size_t>::iterator range, uintptr_t begin, size_t bytes);
   void give(uintptr_t begin, size_t bytes);
 
   const char* kind_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "capture.h"
 #include "context.h"
 #include "counters.h"
 #include "faults.h"
@@ -36,8 +37,15 @@ CUresult load(CUmodule* out, const void* image_bytes) {
   return CUDA_SUCCESS;
 }
 
-void mark_loaded(Function& f) {
+// Loading at first use is something a capture may not meet.
+CUresult load_function(Function& f, const char* function) {
+  if (f.loaded) return CUDA_SUCCESS;
+  {
+    Lock lock(world().mutex);
+    if (options().lazy_loading) G4_TRY(check_unsafe(lock, function));
+  }
   if (!f.loaded.exchange(true)) G4_COUNT(functions_loaded);
+  return CUDA_SUCCESS;
 }
 
 CUresult find_function(CUfunction handle, std::shared_ptr<Function>* out) {
@@ -147,11 +155,10 @@ G4_API CUresult cuModuleGetLoadingMode(int* out) {
 // ---- Functions ------------------------------------------------------------------------------------------------------
 
 G4_API CUresult cuFuncLoad(CUfunction handle) {
-  G4_ENTER(kUnsafe);
+  G4_ENTER(kCurrent);
   std::shared_ptr<Function> f;
   G4_TRY(find_function(handle, &f));
-  mark_loaded(*f);
-  return CUDA_SUCCESS;
+  return load_function(*f, "cuFuncLoad");
 }
 
 G4_API CUresult cuFuncIsLoaded(int* out, CUfunction handle) {
@@ -197,7 +204,7 @@ G4_API CUresult cuFuncGetAttribute(int* out, int attribute, CUfunction handle) {
   if (!out || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Function> f;
   G4_TRY(find_function(handle, &f));
-  mark_loaded(*f);
+  G4_TRY(load_function(*f, "cuFuncGetAttribute"));
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *out = (int)f->kernel->threads_max; break;
     case CU_FUNC_ATTRIBUTE_NUM_REGS: *out = 32; break;
@@ -214,7 +221,7 @@ G4_API CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value) 
   G4_ENTER(kCurrent);
   std::shared_ptr<Function> f;
   G4_TRY(find_function(handle, &f));
-  mark_loaded(*f);
+  G4_TRY(load_function(*f, "cuFuncSetAttribute"));
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
       if (value < 0 || (uint32_t)value > kSharedOptIn) return CUDA_ERROR_INVALID_VALUE;

@@ -125,13 +125,15 @@ extern const G4SoftImage kTestImage;
 class Driver {
  public:
   explicit Driver(uint64_t seed = 0) {
-    g4soft_counters_reset();
     g4soft_set("seed", seed);
     g4soft_set("delay_us", seed ? 200 : 0);
     G4_OK(cuInit(0));
     G4_OK(cuCtxCreate_v4(&ctx, nullptr, 0, 0));
     G4_OK(cuModuleLoadData(&module, &kTestImage));
     G4_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    fill_ = loaded("test_fill");
+    append_ = loaded("test_append");
+    g4soft_counters_reset();
   }
   ~Driver() {
     g4soft_fail_call(0, 0);
@@ -184,12 +186,12 @@ class Driver {
   CUresult fill(CUdeviceptr x, int value, int count, CUstream s) {
     FillParams p = {reinterpret_cast<int32_t*>(x), value, count};
     void* args[] = {&p};
-    return cuLaunchKernel(loaded("test_fill"), (unsigned)(count + 63) / 64, 1, 1, 64, 1, 1, 0, s, args, nullptr);
+    return cuLaunchKernel(fill_, (unsigned)(count + 63) / 64, 1, 1, 64, 1, 1, 0, s, args, nullptr);
   }
   CUresult append(CUdeviceptr log, int value, CUstream s) {
     AppendParams p = {reinterpret_cast<int32_t*>(log), value};
     void* args[] = {&p};
-    return cuLaunchKernel(loaded("test_append"), 1, 1, 1, 1, 1, 1, 0, s, args, nullptr);
+    return cuLaunchKernel(append_, 1, 1, 1, 1, 1, 1, 0, s, args, nullptr);
   }
   std::vector<int32_t> read(CUdeviceptr x, size_t n) {
     std::vector<int32_t> host(n);
@@ -205,6 +207,9 @@ class Driver {
   CUcontext ctx = nullptr;
   CUmodule module = nullptr;
   CUstream stream = nullptr;
+
+ private:
+  CUfunction fill_ = nullptr, append_ = nullptr;
 };
 
 // Holds a stream at a host function until opened.

@@ -79,8 +79,8 @@ G4_TEST(a_write_to_free_memory_is_found) {
   reinterpret_cast<volatile uint8_t*>(p)[8] = 1;
   // The addresses come back when the reserved range has been used up once.
   const int64_t before = g4soft_counter("guard_errors");
-  for (int i = 0; i < 64 && g4soft_counter("guard_errors") == before; i++) {
-    const CUdeviceptr big = d.alloc(512 << 20);
+  for (int i = 0; i < 400 && g4soft_counter("guard_errors") == before; i++) {
+    const CUdeviceptr big = d.alloc(15 << 20);
     G4_OK(cuMemFree_v2(big));
   }
   G4_CHECK(g4soft_counter("guard_errors") == before + 1, "not found");

@@ -91,7 +91,7 @@ impl Ticket {
         let _ = self.cancel.compare_exchange(0, why as u8, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Engine side: whether the request should end, and why.
+    /// Either side: whether the request should end, and why.
     pub fn cancelled(&self) -> Option<Cancel> {
         match self.cancel.load(Ordering::Acquire) {
             1 => Some(Cancel::ClientGone),
@@ -126,9 +126,17 @@ struct Shared {
     live: Mutex<Vec<Arc<Ticket>>>,
     /// Set by the engine once a step that published something.
     step: Notify,
+    epoch: Instant,
+    /// Milliseconds from `epoch` to the engine's last sign of life. Written by the engine, read by the readiness probe.
+    beat_ms: AtomicU64,
 }
 
 impl Shared {
+    /// The engine thread is at the top or the end of its loop.
+    fn beat(&self) {
+        self.beat_ms.store(self.epoch.elapsed().as_millis() as u64, Ordering::Release);
+    }
+
     fn state(&self) -> EngineState {
         match self.state.load(Ordering::Acquire) {
             LOADING => EngineState::Loading,
@@ -175,6 +183,8 @@ pub fn door(waiting_max: usize) -> (EngineHandle, EngineDoor) {
         next_id: AtomicU64::new(1),
         live: Mutex::new(Vec::new()),
         step: Notify::new(),
+        epoch: Instant::now(),
+        beat_ms: AtomicU64::new(0),
     });
     (EngineHandle { shared: shared.clone(), submit }, EngineDoor { shared, submissions })
 }
@@ -221,6 +231,24 @@ impl EngineHandle {
         for ticket in self.shared.live.lock().iter() {
             ticket.cancel(why);
         }
+    }
+
+    /// Ends everything in flight from this side, for when the engine does not answer to `cancel_all`.
+    pub fn fail_all(&self, failure: Failure) {
+        for ticket in self.shared.live.lock().iter() {
+            ticket.finish(Terminal::Failed(failure.clone()));
+            ticket.ready.notify_one();
+        }
+        // The dispatcher reaps them.
+        self.shared.step.notify_one();
+    }
+
+    /// How long the engine has shown no sign of life although there was work: none without work. The age of the oldest
+    /// request bounds it, since an engine that had nothing to do is allowed to have slept.
+    pub fn stalled_for(&self) -> Option<Duration> {
+        let oldest = self.shared.live.lock().iter().filter(|t| !t.is_finished()).map(|t| t.submitted).min()?;
+        let beat = Duration::from_millis(self.shared.beat_ms.load(Ordering::Acquire));
+        Some(oldest.elapsed().min(self.shared.epoch.elapsed().saturating_sub(beat)))
     }
 
     /// Asks the engine thread to return once nothing is in flight.
@@ -342,6 +370,11 @@ impl TokenStream {
         }
     }
 
+    /// Why this side asked the engine to end the request early, if it did.
+    pub fn cancelled(&self) -> Option<Cancel> {
+        self.ticket.cancelled()
+    }
+
     /// Ends generation early because a stop string matched; the stream may then be dropped.
     pub fn stop(&mut self) {
         self.ticket.cancel(Cancel::StopString);
@@ -364,6 +397,7 @@ impl EngineDoor {
 
     /// Next submission if one is there.
     pub fn try_next(&self) -> Option<Arc<Ticket>> {
+        self.shared.beat();
         loop {
             match self.submissions.try_recv() {
                 Ok(Message::Submit(ticket)) => return Some(ticket),
@@ -375,7 +409,9 @@ impl EngineDoor {
 
     /// Parks until a submission comes, the state changes, or `limit` passes.
     pub fn wait(&self, limit: Duration) -> Option<Arc<Ticket>> {
-        match self.submissions.recv_timeout(limit) {
+        let message = self.submissions.recv_timeout(limit);
+        self.shared.beat();
+        match message {
             Ok(Message::Submit(ticket)) => Some(ticket),
             Ok(Message::Wake) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
         }
@@ -388,6 +424,7 @@ impl EngineDoor {
 
     /// Wakes the dispatcher: once a step that published tokens or terminals.
     pub fn step_done(&self) {
+        self.shared.beat();
         self.shared.step.notify_one();
     }
 

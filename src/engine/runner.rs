@@ -119,6 +119,11 @@ impl Runner {
         self.stream.synchronize()
     }
 
+    /// Steps launched so far.
+    pub fn steps_launched(&self) -> i32 {
+        self.step
+    }
+
     /// Nodes of all captured graphs.
     pub fn graph_nodes(&self) -> usize {
         self.graphs.iter().map(|g| g.nodes).sum()
@@ -150,9 +155,9 @@ impl Runner {
             let slot = rows.slot.slice(0..1);
             let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
             self.sampler.run(s, &self.forward.kernels, &self.tables, sample)?;
-            self.readback.enqueue(s, self.step, self.sampler.records.slice(0..1))?;
             owners.push(RowOwner { slot: chunk.slot, generation: state.generation });
         }
+        self.readback.enqueue(s, self.step, self.sampler.records.slice(0..owners.len()))?;
         Ok(InFlight { step: self.step, rows: owners })
     }
 
@@ -178,9 +183,6 @@ impl Runner {
 
     /// Waits for a step and hands out its records in row order.
     pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<(), CollectError> {
-        if flight.rows.is_empty() {
-            return Ok(());
-        }
         self.context.take_dropped()?;
         self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)
     }

@@ -1,13 +1,29 @@
-//! From flags to a runner that is ready: device, checkpoint, memory plan, weights, graphs.
+//! From flags to a running engine: device, checkpoint, memory plan, weights, graphs, then the engine thread's loop.
+//!
+//! Everything happens on the engine thread, since the device's context is bound to it; the caller waits for the word that
+//! it is ready or why it is not.
 
-use crate::device::{Context, DeviceChoice, DeviceKind, DriverError, LoadError, Stream, load_driver};
-use crate::engine::runner::Runner;
+use std::io::Write;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::handle::EngineDoor;
+use super::runner::Runner;
+use super::{Engine, EngineError};
+use crate::config::Config;
+use crate::device::{Context, DeviceChoice, DeviceKind, DriverError, LoadError, Stream, load_driver, soft};
 use crate::images;
+use crate::metrics;
 use crate::model::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::forward::Forward;
 use crate::model::kernels::{KernelError, KernelImage, Kernels};
 use crate::model::plan::{MemoryPlan, PlanError, PlanOptions};
 use crate::model::weights::Weights;
+use crate::scheduler::buckets;
+use crate::server::ServedModel;
+use crate::text::Tokenizer;
 
 /// Why the server refuses to start. `Display` names the knob, file or tensor.
 #[derive(Debug, thiserror::Error)]
@@ -16,12 +32,56 @@ pub enum StartError {
     Device(#[from] LoadError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error("{checkpoint}: tokenizer.json {why}")]
+    Tokenizer { checkpoint: String, why: String },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
     Kernels(#[from] KernelError),
-    #[error(transparent)]
+    #[error("while starting: {0}")]
     Driver(#[from] DriverError),
+    #[error("the engine thread could not be started: {0}")]
+    Thread(String),
+}
+
+impl StartError {
+    /// Whether the device failed (exit code 1), rather than a flag, file or size being refused (exit code 2).
+    pub fn is_device_failure(&self) -> bool {
+        matches!(self, StartError::Driver(_) | StartError::Kernels(KernelError::Driver(_)) | StartError::Thread(_))
+    }
+}
+
+/// What the engine thread returns: `Ok` after an orderly stop.
+pub type EngineThread = JoinHandle<Result<(), EngineError>>;
+
+/// Starts the engine thread and waits until it is ready. `on_ready` is called once, before the door says ready.
+pub fn start_engine(
+    config: &Config,
+    door: EngineDoor,
+    on_ready: impl FnOnce(ServedModel),
+) -> Result<EngineThread, StartError> {
+    let (ready, is_ready) = crossbeam_channel::bounded(1);
+    let (go, may_go) = crossbeam_channel::bounded::<()>(1);
+    let config = config.clone();
+    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || match load(&config) {
+        Ok((runner, model)) => {
+            let _ = ready.send(Ok(model));
+            // The model is set before the door opens, so that no request meets an open door without one.
+            let _ = may_go.recv();
+            door.ready();
+            Engine::new(runner, door).run()
+        }
+        Err(error) => {
+            door.die(&error.to_string());
+            let _ = ready.send(Err(error));
+            Ok(())
+        }
+    });
+    let thread = thread.map_err(|e| StartError::Thread(e.to_string()))?;
+    let model = is_ready.recv().map_err(|_| StartError::Thread("it panicked while loading".into()))??;
+    on_ready(model);
+    let _ = go.send(());
+    Ok(thread)
 }
 
 /// Loads the driver the flag asks for.
@@ -49,4 +109,117 @@ pub fn build_runner(
     let weights = Weights::load(&context, &stream, &kernels, checkpoint, geometry.max_context, &mut report)?;
     let forward = Forward::new(&context, &stream, checkpoint.config.clone(), geometry, kernels, weights)?;
     Ok((Runner::new(context, stream, forward)?, plan))
+}
+
+/// Everything before the first request.
+fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
+    let mut phases = Phases::start();
+    let kind = load_device(config.device)?;
+    ::metrics::gauge!(metrics::DEVICE_INFO, "kind" => kind.label()).set(1.0);
+    let checkpoint = match &config.model {
+        Some(folder) => Checkpoint::open(folder)?,
+        None => Checkpoint::embedded()?,
+    };
+    let tokenizer = load_tokenizer(&checkpoint)?;
+    phases.done("checkpoint and tokenizer");
+    let options = PlanOptions {
+        max_running: config.max_running,
+        max_context: config.max_context,
+        kv_pages: config.kv_pages,
+        prefill_chunk: config.prefill_chunk,
+        ..PlanOptions::default()
+    };
+    let bar = progress_bar("loading", "{bytes}/{total_bytes}");
+    let (mut runner, plan) =
+        build_runner(&checkpoint, kind, KernelImage::Shipped(kind), &options, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        })?;
+    bar.finish_and_clear();
+    phases.done("device, weights and buffers");
+    runner.warm_up()?;
+    phases.done("first launch of every kernel");
+    if config.graphs {
+        let bar = progress_bar("capturing", "{pos}/{len} buckets");
+        bar.set_length(buckets(config.max_running).len() as u64);
+        runner.capture(|_| bar.inc(1))?;
+        bar.finish_and_clear();
+        phases.done("capture");
+    }
+    // From here on the software device refuses to allocate, load or capture.
+    soft::arm(true);
+    let info = runner.context.info().clone();
+    // A closed stdout is no reason not to serve.
+    let _ = write!(
+        std::io::stdout(),
+        "device {} ({}), compute {}.{}, {} multiprocessors, driver {}\n{plan}\neos ids {:?}, bos id {}, {} graph nodes\n{}",
+        info.name,
+        kind.label(),
+        info.compute.0,
+        info.compute.1,
+        info.multiprocessors,
+        info.driver_version,
+        checkpoint.config.eos_ids,
+        checkpoint.config.bos_id,
+        runner.graph_nodes(),
+        phases.page(),
+    );
+    let model = served_model(config, &checkpoint, &runner, tokenizer);
+    Ok((runner, model))
+}
+
+fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, StartError> {
+    let fail = |why: String| StartError::Tokenizer { checkpoint: checkpoint.name.clone(), why };
+    let bytes = checkpoint.tokenizer_json().ok_or_else(|| fail("is missing".into()))?;
+    Tokenizer::from_bytes(bytes).map_err(|e| fail(format!("cannot be read: {e}")))
+}
+
+fn served_model(config: &Config, checkpoint: &Checkpoint, runner: &Runner, tokenizer: Tokenizer) -> ServedModel {
+    let model = &checkpoint.config;
+    let geometry = &runner.forward.geometry;
+    ServedModel {
+        id: config.served_model_name.clone(),
+        tokenizer,
+        bos_id: model.bos_id,
+        eos_ids: ServedModel::unite_eos([&model.eos_ids[..]]),
+        refused_ids: model.modality_ids.iter().map(|m| (m.id, m.field.to_owned())).collect(),
+        vocab_size: model.vocab,
+        max_context: geometry.max_context,
+        kv_tokens_max: geometry.global_pages.saturating_mul(geometry.page_tokens_global),
+    }
+}
+
+/// A bar on stderr, silent when stderr is no terminal.
+fn progress_bar(what: &'static str, counts: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_prefix(what);
+    let template = format!("{{prefix}} [{{bar:40}}] {counts}");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// How long each phase of the start took.
+struct Phases {
+    since: Instant,
+    done: Vec<(&'static str, Duration)>,
+}
+
+impl Phases {
+    fn start() -> Self {
+        Phases { since: Instant::now(), done: Vec::new() }
+    }
+
+    fn done(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.done.push((name, now - self.since));
+        self.since = now;
+    }
+
+    fn page(&self) -> String {
+        let line = |(name, took): &(&str, Duration)| format!("  {name:<30} {:>9.1} ms\n", took.as_secs_f64() * 1e3);
+        let total: Duration = self.done.iter().map(|(_, took)| *took).sum();
+        let lines: String = self.done.iter().map(line).collect();
+        format!("start-up\n{lines}{}", line(&("total", total)))
+    }
 }

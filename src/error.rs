@@ -1,0 +1,237 @@
+//! Every way a request is refused or fails, with its numbers; one function maps it to an HTTP status.
+//!
+//! `Display` is the client's sentence. The JSON object is OpenAI's: `{"error":{"message","type","param","code"}}`, the
+//! same in a response body and in an SSE error event.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::engine::handle::Refusal;
+use crate::request::Failure;
+
+/// A refused or failed HTTP request.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Rejection {
+    // The body as bytes and JSON.
+    #[error("the body is larger than the limit of {limit_bytes} bytes")]
+    BodyTooLarge { limit_bytes: usize },
+    #[error("the body did not arrive within {limit_s} s")]
+    BodyTooSlow { limit_s: f64 },
+    #[error("the body could not be read: {0}")]
+    BodyUnreadable(String),
+    #[error("the body is not valid JSON: {0}")]
+    MalformedJson(String),
+
+    #[error("the body must be a JSON object: {0}")]
+    NotAnObject(String),
+
+    // Fields.
+    #[error("{param}: {message}")]
+    WrongType { param: String, message: String },
+    #[error("unknown or unsupported field `{0}`")]
+    UnsupportedField(String),
+    #[error("the field `{0}` appears twice")]
+    DuplicateField(String),
+    #[error("the field `{0}` is required")]
+    MissingField(&'static str),
+    #[error("temperature {0} is not supported yet: this server decodes greedily; omit it or set it to 0")]
+    TemperatureUnsupported(f64),
+    #[error("stream_options is only allowed when stream is true")]
+    StreamOptionsWithoutStream,
+    #[error("max_tokens must be at least 1")]
+    MaxTokensZero,
+    #[error("stop has {count} strings; the limit is {limit}")]
+    TooManyStops { count: usize, limit: usize },
+    #[error("stop string {index} is empty")]
+    EmptyStop { index: usize },
+    #[error("stop string {index} has {bytes} bytes; the limit is {limit_bytes}")]
+    StopTooLong { index: usize, bytes: usize, limit_bytes: usize },
+
+    // Prompts.
+    #[error("the prompt list is empty")]
+    NoPrompts,
+    #[error("prompt {prompt_index} is an empty list of token ids")]
+    EmptyPrompt { prompt_index: usize },
+    #[error("the request has {count} prompts; the limit is {limit}")]
+    TooManyPrompts { count: usize, limit: usize },
+    #[error("prompt {prompt_index}: token id {id} at position {position} is not in 0..{vocab_size}")]
+    TokenIdOutOfRange { prompt_index: usize, position: usize, id: u64, vocab_size: usize },
+    #[error(
+        "prompt {prompt_index}: token id {id} at position {position} stands for {name} input, which is not supported"
+    )]
+    ModalityToken { prompt_index: usize, position: usize, id: u32, name: String },
+    #[error("prompt {prompt_index} cannot be tokenised: {message}")]
+    NotTokenised { prompt_index: usize, message: String },
+    #[error(
+        "prompt {prompt_index} has {prompt_tokens} tokens and max_tokens is {max_tokens}: {} together, \
+         but the context holds {context} tokens", (*prompt_tokens as u64).saturating_add(*max_tokens)
+    )]
+    ContextExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, context: usize },
+    #[error(
+        "prompt {prompt_index} needs {needed} tokens of KV cache ({prompt_tokens} of the prompt, max_tokens {max_tokens}, \
+         the last one not cached), but the whole pool holds {pool}: it can never run here"
+    )]
+    PoolExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, needed: u64, pool: usize },
+
+    // The request as a whole.
+    #[error("the model `{asked}` does not exist; this server serves `{served}`")]
+    UnknownModel { asked: String, served: String },
+    #[error("X-Request-Id must be 1 to {limit} visible ASCII characters")]
+    BadRequestId { limit: usize },
+    #[error("a request with X-Request-Id `{0}` is still running")]
+    DuplicateRequestId(String),
+    #[error("there is no route {method} {path}")]
+    NoRoute { method: String, path: String },
+    #[error("the method {method} is not allowed on {path}")]
+    WrongMethod { method: String, path: String },
+
+    // The server and the engine.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    #[error("{0}")]
+    Failed(#[from] Failure),
+    #[error("the request was cancelled by the server")]
+    Cancelled,
+    #[error("the engine has made no step for {stalled_s:.1} s")]
+    Stalled { stalled_s: f64 },
+    #[error("internal error: the request handler panicked")]
+    Panicked,
+}
+
+impl Rejection {
+    /// The one map from refusals to HTTP statuses.
+    pub fn status(&self) -> StatusCode {
+        use Rejection::*;
+        match self {
+            BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            BodyTooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
+            BodyUnreadable(_)
+            | MalformedJson(_)
+            | NotAnObject(_)
+            | WrongType { .. }
+            | UnsupportedField(_)
+            | DuplicateField(_)
+            | MissingField(_)
+            | TemperatureUnsupported(_)
+            | StreamOptionsWithoutStream
+            | MaxTokensZero
+            | TooManyStops { .. }
+            | EmptyStop { .. }
+            | StopTooLong { .. }
+            | NoPrompts
+            | EmptyPrompt { .. }
+            | TooManyPrompts { .. }
+            | TokenIdOutOfRange { .. }
+            | ModalityToken { .. }
+            | NotTokenised { .. }
+            | ContextExceeded { .. }
+            | PoolExceeded { .. }
+            | BadRequestId { .. } => StatusCode::BAD_REQUEST,
+            UnknownModel { .. } | NoRoute { .. } => StatusCode::NOT_FOUND,
+            WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            DuplicateRequestId(_) => StatusCode::CONFLICT,
+            Refused(_) | Stalled { .. } | Cancelled | Failed(Failure::Engine(_) | Failure::DrainTimeout) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Failed(Failure::NotANumber { .. } | Failure::AllMasked { .. }) | Panicked => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        }
+    }
+
+    /// Seconds after which a retry makes sense; none when it does not (a client's mistake, a dead engine).
+    pub fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Rejection::Refused(Refusal::QueueFull { .. }) => Some(1),
+            Rejection::Refused(Refusal::Loading | Refusal::Draining) => Some(5),
+            Rejection::Failed(Failure::DrainTimeout) | Rejection::Stalled { .. } => Some(5),
+            _ => None,
+        }
+    }
+
+    /// The request's field at fault.
+    pub fn param(&self) -> Option<&str> {
+        use Rejection::*;
+        match self {
+            WrongType { param, .. } => Some(param),
+            UnsupportedField(name) | DuplicateField(name) => Some(name),
+            MissingField(name) => Some(name),
+            TemperatureUnsupported(_) => Some("temperature"),
+            StreamOptionsWithoutStream => Some("stream_options"),
+            MaxTokensZero => Some("max_tokens"),
+            TooManyStops { .. } | EmptyStop { .. } | StopTooLong { .. } => Some("stop"),
+            NoPrompts
+            | EmptyPrompt { .. }
+            | TooManyPrompts { .. }
+            | TokenIdOutOfRange { .. }
+            | ModalityToken { .. }
+            | NotTokenised { .. }
+            | ContextExceeded { .. }
+            | PoolExceeded { .. } => Some("prompt"),
+            UnknownModel { .. } => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// A word a program can switch on.
+    pub fn code(&self) -> &'static str {
+        use Rejection::*;
+        match self {
+            BodyTooLarge { .. } => "body_too_large",
+            BodyTooSlow { .. } => "body_too_slow",
+            BodyUnreadable(_) => "body_unreadable",
+            MalformedJson(_) => "malformed_json",
+            NotAnObject(_) | WrongType { .. } => "invalid_type",
+            UnsupportedField(_) => "unsupported_field",
+            DuplicateField(_) => "duplicate_field",
+            MissingField(_) => "missing_field",
+            TemperatureUnsupported(_)
+            | StreamOptionsWithoutStream
+            | MaxTokensZero
+            | TooManyStops { .. }
+            | EmptyStop { .. }
+            | StopTooLong { .. } => "invalid_value",
+            NoPrompts | EmptyPrompt { .. } => "empty_prompt",
+            TooManyPrompts { .. } => "too_many_prompts",
+            TokenIdOutOfRange { .. } => "token_id_out_of_range",
+            ModalityToken { .. } => "unsupported_modality",
+            NotTokenised { .. } => "invalid_prompt",
+            ContextExceeded { .. } => "context_length_exceeded",
+            PoolExceeded { .. } => "kv_pool_exceeded",
+            UnknownModel { .. } => "model_not_found",
+            BadRequestId { .. } => "invalid_request_id",
+            DuplicateRequestId(_) => "duplicate_request_id",
+            NoRoute { .. } => "route_not_found",
+            WrongMethod { .. } => "method_not_allowed",
+            Refused(Refusal::QueueFull { .. }) => "queue_full",
+            Refused(Refusal::Loading) => "loading",
+            Refused(Refusal::Draining) => "draining",
+            Refused(Refusal::Dead(_)) | Failed(Failure::Engine(_)) => "engine_failed",
+            Failed(Failure::NotANumber { .. }) => "not_a_number",
+            Failed(Failure::AllMasked { .. }) => "all_masked",
+            Failed(Failure::DrainTimeout) => "drain_timeout",
+            Cancelled => "cancelled",
+            Stalled { .. } => "engine_stalled",
+            Panicked => "internal_error",
+        }
+    }
+
+    /// OpenAI's coarse class.
+    pub fn kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            503 => "unavailable_error",
+            500..=599 => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// `{"error":{...}}`, for bodies and SSE events alike.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.to_string(),
+            "type": self.kind(),
+            "param": self.param(),
+            "code": self.code(),
+        }})
+    }
+}

@@ -1,0 +1,119 @@
+//! Names and descriptions of every metric, and the recorder behind `/metrics`.
+//!
+//! The async side counts requests and times tokens; the engine thread sets running sequences, KV pages and the device's
+//! counters through the same names.
+
+use std::time::Duration;
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// Sequences in decode or prefill. Set by the engine.
+pub const REQUESTS_RUNNING: &str = "gemma4_requests_running";
+/// Sequences accepted and not yet running. Set when scraped.
+pub const REQUESTS_WAITING: &str = "gemma4_requests_waiting";
+/// Free KV pages, label `family`: sliding or global. Set by the engine.
+pub const KV_PAGES_FREE: &str = "gemma4_kv_pages_free";
+/// Label `outcome`, see [`Outcome`].
+pub const REQUESTS_TOTAL: &str = "gemma4_requests_total";
+/// Sequences whose client went away before their end.
+pub const REQUESTS_ABORTED_TOTAL: &str = "gemma4_requests_aborted_total";
+/// 1, label `kind`. Set by the engine start.
+pub const DEVICE_INFO: &str = "gemma4_device_info";
+/// Counters of the software device, label `counter` (csrc/soft/control.h). Set by the engine.
+pub const SOFT_DEVICE: &str = "gemma4_soft_device";
+/// 1, labels `version` and `model`.
+pub const BUILD_INFO: &str = "gemma4_build_info";
+pub const TIME_TO_FIRST_TOKEN: &str = "gemma4_time_to_first_token_seconds";
+pub const INTER_TOKEN: &str = "gemma4_inter_token_seconds";
+pub const PROMPT_TOKENS_TOTAL: &str = "gemma4_prompt_tokens_total";
+pub const GENERATED_TOKENS_TOTAL: &str = "gemma4_generated_tokens_total";
+pub const CONNECTIONS_OPEN: &str = "gemma4_connections_open";
+/// Label `reason`: idle (closed for a newer one at the limit), write_timeout.
+pub const CONNECTIONS_CLOSED_TOTAL: &str = "gemma4_connections_closed_total";
+/// Failures of accept (file descriptors exhausted and the like), each followed by a pause.
+pub const ACCEPT_ERRORS_TOTAL: &str = "gemma4_accept_errors_total";
+/// Log lines dropped because the sink was full or blocked.
+pub const LOG_LINES_DROPPED_TOTAL: &str = "gemma4_log_lines_dropped_total";
+
+/// How a sequence ended, as counted; a request refused before it became sequences counts once as `refused`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Stop,
+    Length,
+    Aborted,
+    Failed,
+    Refused,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 5] = [Self::Stop, Self::Length, Self::Aborted, Self::Failed, Self::Refused];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Aborted => "aborted",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+        }
+    }
+
+    pub fn count(self) {
+        metrics::counter!(REQUESTS_TOTAL, "outcome" => self.word()).increment(1);
+        if self == Self::Aborted {
+            metrics::counter!(REQUESTS_ABORTED_TOTAL).increment(1);
+        }
+    }
+}
+
+/// Bounds in seconds: a decode step takes 1 ms (small model, GPU) to 1 s (software device), a queued prompt minutes.
+const SECONDS_BUCKETS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
+/// How often samples are folded into buckets when nobody scrapes, so that they cannot pile up.
+pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Installs the process's recorder; later calls give the same handle.
+pub fn install() -> PrometheusHandle {
+    static HANDLE: std::sync::OnceLock<PrometheusHandle> = std::sync::OnceLock::new();
+    HANDLE
+        .get_or_init(|| {
+            let builder = [TIME_TO_FIRST_TOKEN, INTER_TOKEN].iter().fold(PrometheusBuilder::new(), |b, name| {
+                // Fails only for an empty list of bounds.
+                b.set_buckets_for_metric(Matcher::Full((*name).to_owned()), &SECONDS_BUCKETS).unwrap_or_default()
+            });
+            let recorder = builder.build_recorder();
+            let handle = recorder.handle();
+            // A recorder set by someone else (an embedding program) stays; ours then renders an empty page.
+            let _ = metrics::set_global_recorder(recorder);
+            describe();
+            handle
+        })
+        .clone()
+}
+
+fn describe() {
+    describe_gauge!(REQUESTS_RUNNING, "Sequences running (prefill or decode)");
+    describe_gauge!(REQUESTS_WAITING, "Sequences accepted and waiting to run");
+    describe_gauge!(KV_PAGES_FREE, "Free KV pages by family");
+    describe_counter!(REQUESTS_TOTAL, "Sequences by outcome (one per prompt); a refused request counts once");
+    describe_counter!(REQUESTS_ABORTED_TOTAL, "Sequences whose client went away before their end");
+    describe_gauge!(DEVICE_INFO, "The device in use, by kind");
+    describe_gauge!(SOFT_DEVICE, "Counters of the software device, by name");
+    describe_gauge!(BUILD_INFO, "Version of the program and the served model");
+    describe_histogram!(TIME_TO_FIRST_TOKEN, Unit::Seconds, "Arrival of a request to its first token");
+    describe_histogram!(INTER_TOKEN, Unit::Seconds, "Time between tokens of a sequence");
+    describe_counter!(PROMPT_TOKENS_TOTAL, "Prompt tokens of accepted sequences");
+    describe_counter!(GENERATED_TOKENS_TOTAL, "Generated tokens given to clients");
+    describe_gauge!(CONNECTIONS_OPEN, "Open client connections");
+    describe_counter!(CONNECTIONS_CLOSED_TOTAL, "Connections closed by the server, by reason");
+    describe_counter!(ACCEPT_ERRORS_TOTAL, "Failures of accept");
+    describe_counter!(LOG_LINES_DROPPED_TOTAL, "Log lines dropped because the sink was full");
+    // Zeros from the start, so that a rate over the first event exists.
+    for outcome in Outcome::ALL {
+        metrics::counter!(REQUESTS_TOTAL, "outcome" => outcome.word()).absolute(0);
+    }
+    metrics::counter!(REQUESTS_ABORTED_TOTAL).absolute(0);
+    metrics::gauge!(REQUESTS_RUNNING).set(0.0);
+    metrics::gauge!(REQUESTS_WAITING).set(0.0);
+}

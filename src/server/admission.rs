@@ -1,0 +1,89 @@
+//! From a parsed request to tickets in the engine's queue: places first, then the work of tokenising, then the limits.
+
+use std::sync::Arc;
+
+use crate::engine::handle::TokenStream;
+use crate::error::Rejection;
+use crate::limits::TOKENISE_INLINE_BYTES_MAX;
+use crate::request::GenerateRequest;
+use crate::server::wire::{CompletionRequest, Prompt};
+use crate::server::{App, ServedModel};
+
+/// One accepted prompt.
+pub struct Accepted {
+    pub prompt_ids: Vec<u32>,
+    pub stream: TokenStream,
+}
+
+/// Admits every prompt of the request or none.
+pub async fn admit(
+    app: &App,
+    model: &Arc<ServedModel>,
+    request: &mut CompletionRequest,
+) -> Result<Vec<Accepted>, Rejection> {
+    check_model(model, request)?;
+    let count = request.prompts.len();
+    if count > app.config.max_waiting {
+        return Err(Rejection::TooManyPrompts { count, limit: app.config.max_waiting });
+    }
+    let places = app.engine.reserve(count)?;
+    let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
+    // All are checked before the first is submitted: a refusal costs no device work.
+    let requests = prompts
+        .into_iter()
+        .enumerate()
+        .map(|(i, prompt)| {
+            model.check_ids(i, &prompt)?;
+            let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens)?;
+            Ok(GenerateRequest { prompt, max_tokens, ignore_eos: request.ignore_eos, stop_token_ids: Vec::new() })
+        })
+        .collect::<Result<Vec<_>, Rejection>>()?;
+    places
+        .into_iter()
+        .zip(requests)
+        .map(|(place, request)| {
+            let prompt_ids = request.prompt.clone();
+            Ok(Accepted { prompt_ids, stream: place.submit(request)? })
+        })
+        .collect()
+}
+
+fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), Rejection> {
+    match &request.model {
+        Some(asked) if *asked != model.id => {
+            Err(Rejection::UnknownModel { asked: asked.clone(), served: model.id.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prompts in ids. Much text is tokenised on a thread of its own: the reactor's threads also answer the probes.
+async fn tokenise(model: &Arc<ServedModel>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, Rejection> {
+    let text_bytes: usize = prompts.iter().map(|p| if let Prompt::Text(text) = p { text.len() } else { 0 }).sum();
+    let model = model.clone();
+    off_reactor(text_bytes > TOKENISE_INLINE_BYTES_MAX, move || {
+        prompts
+            .iter()
+            .enumerate()
+            .map(|(i, prompt)| match prompt {
+                Prompt::Text(text) => model.encode(i, text),
+                Prompt::Ids(ids) => model.narrow(i, ids),
+            })
+            .collect()
+    })
+    .await
+}
+
+/// Runs `work` here if it is short, else on a blocking thread.
+pub async fn off_reactor<T: Send + 'static>(
+    long: bool,
+    work: impl FnOnce() -> Result<T, Rejection> + Send + 'static,
+) -> Result<T, Rejection> {
+    if !long {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => Err(Rejection::Panicked),
+    }
+}

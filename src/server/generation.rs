@@ -1,0 +1,215 @@
+//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed and
+//! gathered answers both read deltas from here.
+//!
+//! A choice ends once: with a finish reason, or with an error that ends the request. Dropping it earlier (the client's
+//! connection is gone, so hyper dropped the handler or the body) cancels it in the engine.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::engine::handle::TokenStream;
+use crate::error::Rejection;
+use crate::metrics::{GENERATED_TOKENS_TOTAL, INTER_TOKEN, Outcome, PROMPT_TOKENS_TOTAL, TIME_TO_FIRST_TOKEN};
+use crate::request::{Cancel, Failure, Terminal};
+use crate::server::ServedModel;
+use crate::server::admission::Accepted;
+use crate::text::TextOutput;
+
+/// Why a choice ended, in the API's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    Stop,
+    Length,
+}
+
+impl Finish {
+    pub fn word(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+        }
+    }
+}
+
+/// What one choice adds to the answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    pub index: usize,
+    pub text: String,
+    pub token_ids: Vec<u32>,
+    pub finish: Option<Finish>,
+}
+
+struct Choice {
+    index: usize,
+    model: Arc<ServedModel>,
+    stream: TokenStream,
+    output: TextOutput,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    /// The engine's failure, kept until the tokens before it are out.
+    failed: Option<Rejection>,
+    ended: bool,
+    /// Set when a sibling failed: then this one's early end is not the client's.
+    request_failed: Arc<AtomicBool>,
+}
+
+impl Choice {
+    /// The next delta: some text, or ids, or the end. Cancellation-safe: nothing is taken before the only await ends.
+    async fn next(&mut self) -> Result<Delta, Rejection> {
+        if let Some(rejection) = self.failed.take() {
+            return Err(self.fail(rejection));
+        }
+        let update = self.stream.next().await;
+        let mut delta = Delta { index: self.index, ..Delta::default() };
+        for &token in &update.tokens {
+            delta.token_ids.push(token);
+            let silent = self.model.is_eos(token);
+            if self.output.push(&self.model.tokenizer, token, silent, &mut delta.text) {
+                // Tokens the engine made meanwhile are not the answer's: text, ids and usage end at the match.
+                self.stream.stop();
+                self.end(&mut delta, Finish::Stop);
+                break;
+            }
+        }
+        self.record(delta.token_ids.len());
+        if delta.finish.is_some() {
+            return Ok(delta);
+        }
+        match update.terminal {
+            None => {}
+            Some(Terminal::Stop) => self.finish(&mut delta, Finish::Stop),
+            Some(Terminal::Length) => self.finish(&mut delta, Finish::Length),
+            Some(terminal) => {
+                let rejection = match (terminal, self.stream.cancelled()) {
+                    (Terminal::Failed(failure), _) => Rejection::Failed(failure),
+                    (_, Some(Cancel::DrainTimeout)) => Rejection::Failed(Failure::DrainTimeout),
+                    _ => Rejection::Cancelled,
+                };
+                if delta.token_ids.is_empty() {
+                    return Err(self.fail(rejection));
+                }
+                self.failed = Some(rejection);
+            }
+        }
+        Ok(delta)
+    }
+
+    /// The engine ended the choice: what was held back comes out, and may yet complete a stop string.
+    fn finish(&mut self, delta: &mut Delta, finish: Finish) {
+        let matched = self.output.finish(&mut delta.text);
+        self.end(delta, if matched { Finish::Stop } else { finish });
+    }
+
+    fn end(&mut self, delta: &mut Delta, finish: Finish) {
+        delta.finish = Some(finish);
+        self.ended = true;
+        match finish {
+            Finish::Stop => Outcome::Stop.count(),
+            Finish::Length => Outcome::Length.count(),
+        }
+    }
+
+    fn fail(&mut self, rejection: Rejection) -> Rejection {
+        self.ended = true;
+        self.request_failed.store(true, Ordering::Release);
+        Outcome::Failed.count();
+        rejection
+    }
+
+    fn record(&mut self, tokens: usize) {
+        if tokens == 0 {
+            return;
+        }
+        metrics::counter!(GENERATED_TOKENS_TOTAL).increment(tokens as u64);
+        let now = Instant::now();
+        // Tokens that came together share the time since the one before them; the very first has none.
+        match self.last_token.replace(now) {
+            None => metrics::histogram!(TIME_TO_FIRST_TOKEN).record((now - self.arrived).as_secs_f64()),
+            Some(last) => {
+                let histogram = metrics::histogram!(INTER_TOKEN);
+                (0..tokens).for_each(|_| histogram.record((now - last).as_secs_f64() / tokens as f64));
+            }
+        }
+    }
+}
+
+impl Drop for Choice {
+    fn drop(&mut self) {
+        if !self.ended {
+            let failed = self.request_failed.load(Ordering::Acquire);
+            if failed { Outcome::Failed } else { Outcome::Aborted }.count();
+        }
+    }
+}
+
+type Pending = Pin<Box<dyn Future<Output = (Choice, Result<Delta, Rejection>)> + Send>>;
+
+/// The choices of one request that have not ended.
+pub struct Choices {
+    running: FuturesUnordered<Pending>,
+    prompt_ids: Vec<Vec<u32>>,
+    completion_tokens: usize,
+}
+
+impl Choices {
+    pub fn new<S: AsRef<str>>(model: &Arc<ServedModel>, accepted: Vec<Accepted>, stop: &[S], arrived: Instant) -> Self {
+        let request_failed = Arc::new(AtomicBool::new(false));
+        let (running, mut prompt_ids) = (FuturesUnordered::new(), Vec::new());
+        for (index, Accepted { prompt_ids: ids, stream }) in accepted.into_iter().enumerate() {
+            metrics::counter!(PROMPT_TOKENS_TOTAL).increment(ids.len() as u64);
+            prompt_ids.push(ids);
+            running.push(advance(Choice {
+                index,
+                model: model.clone(),
+                stream,
+                output: TextOutput::new(stop),
+                arrived,
+                last_token: None,
+                failed: None,
+                ended: false,
+                request_failed: request_failed.clone(),
+            }));
+        }
+        Self { running, prompt_ids, completion_tokens: 0 }
+    }
+
+    /// The next delta of any choice; none when all have ended. After an error the request is over.
+    pub async fn next(&mut self) -> Option<Result<Delta, Rejection>> {
+        let (choice, result) = self.running.next().await?;
+        if let Ok(delta) = &result {
+            self.completion_tokens += delta.token_ids.len();
+            if delta.finish.is_none() {
+                self.running.push(advance(choice));
+            }
+        }
+        Some(result)
+    }
+
+    /// Prompt ids of each choice, by index.
+    pub fn prompt_ids(&self) -> &[Vec<u32>] {
+        &self.prompt_ids
+    }
+
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_ids.iter().map(Vec::len).sum()
+    }
+
+    /// Generated tokens given out so far, stop tokens included.
+    pub fn completion_tokens(&self) -> usize {
+        self.completion_tokens
+    }
+}
+
+fn advance(mut choice: Choice) -> Pending {
+    Box::pin(async move {
+        let result = choice.next().await;
+        (choice, result)
+    })
+}

@@ -1,0 +1,26 @@
+//! The async side: HTTP in, tickets out, text back. In the order a request meets them:
+//!
+//! 1. [`listen`]: connections, their limits and time-outs.
+//! 2. [`routes`]: the table, request ids, panics, unknown routes.
+//! 3. [`completions`]: the route that generates; [`wire`] parses its body, [`admission`] checks and tokenises it.
+//! 4. [`generation`]: tokens to deltas; [`reply`] gives them their form, streamed or gathered.
+//! 5. [`health`]: probes, models, metrics.
+//! 6. [`lifecycle`]: from bound socket to exit code: drain, second signal, death of the engine.
+//!
+//! [`app`] is what they share, [`model`] the served model.
+
+pub mod admission;
+pub mod app;
+pub mod completions;
+pub mod generation;
+pub mod health;
+pub mod lifecycle;
+pub mod listen;
+pub mod model;
+pub mod reply;
+pub mod routes;
+pub mod wire;
+
+pub use app::App;
+pub use lifecycle::{EngineEnd, Exit, run};
+pub use model::ServedModel;

@@ -1,0 +1,289 @@
+//! The completions request on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
+//!
+//! The body is read once, without a tree in between: a prompt of a million ids goes straight into its list. A field this
+//! server does not know is refused, never ignored, so a client cannot believe that it was obeyed.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::error::Category;
+
+use crate::error::Rejection;
+use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+
+/// A parsed and checked request; what depends on the model is checked later, by [`super::admission`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CompletionRequest {
+    pub model: Option<String>,
+    /// One or more.
+    pub prompts: Vec<Prompt>,
+    /// Absent: the default, cut to what the context holds.
+    pub max_tokens: Option<u64>,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub return_token_ids: bool,
+    /// For the log only.
+    pub user: Option<String>,
+    pub metadata: Option<serde_json::Value>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    Text(String),
+    /// Ids as sent; 64 bits wide, so that one out of range can be named.
+    Ids(Vec<u64>),
+}
+
+/// Parses and checks a body.
+pub fn parse(body: &[u8]) -> Result<CompletionRequest, Rejection> {
+    let context = Context::default();
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let parsed = Body(&context).deserialize(&mut deserializer).and_then(|body| deserializer.end().map(|()| body));
+    let request = parsed.map_err(|e| match (context.rejection.take(), e.classify()) {
+        (Some(rejection), _) => rejection,
+        (None, Category::Data) if context.field.borrow().is_empty() => Rejection::NotAnObject(e.to_string()),
+        (None, Category::Data) => Rejection::WrongType { param: context.field.take(), message: e.to_string() },
+        (None, _) => Rejection::MalformedJson(e.to_string()),
+    })?;
+    check_stop(&request.stop)?;
+    Ok(request)
+}
+
+fn check_stop(stop: &[String]) -> Result<(), Rejection> {
+    if stop.len() > STOP_STRINGS_MAX {
+        return Err(Rejection::TooManyStops { count: stop.len(), limit: STOP_STRINGS_MAX });
+    }
+    for (index, s) in stop.iter().enumerate() {
+        if s.is_empty() {
+            return Err(Rejection::EmptyStop { index });
+        }
+        if s.len() > STOP_STRING_BYTES_MAX {
+            return Err(Rejection::StopTooLong { index, bytes: s.len(), limit_bytes: STOP_STRING_BYTES_MAX });
+        }
+    }
+    Ok(())
+}
+
+/// What a serde error cannot carry: the field being read, and a refusal with its numbers.
+#[derive(Default)]
+struct Context {
+    field: RefCell<String>,
+    rejection: RefCell<Option<Rejection>>,
+}
+
+impl Context {
+    fn refuse<E: de::Error>(&self, rejection: Rejection) -> E {
+        let error = E::custom(&rejection);
+        *self.rejection.borrow_mut() = Some(rejection);
+        error
+    }
+}
+
+struct Body<'a>(&'a Context);
+
+impl<'de> DeserializeSeed<'de> for Body<'_> {
+    type Value = CompletionRequest;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<CompletionRequest, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Body<'_> {
+    type Value = CompletionRequest;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CompletionRequest, A::Error> {
+        let mut request = CompletionRequest::default();
+        let mut seen: Vec<String> = Vec::new();
+        let mut stream_options = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if seen.contains(&key) {
+                return Err(self.0.refuse(Rejection::DuplicateField(key)));
+            }
+            self.0.field.replace(key.clone());
+            match key.as_str() {
+                "model" => request.model = map.next_value()?,
+                "prompt" => request.prompts = map.next_value_seed(Prompts(self.0))?,
+                "max_tokens" => {
+                    request.max_tokens = map.next_value()?;
+                    if request.max_tokens == Some(0) {
+                        return Err(self.0.refuse(Rejection::MaxTokensZero));
+                    }
+                }
+                "stream" => request.stream = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "stream_options" => stream_options = map.next_value::<Option<StreamOptions>>()?,
+                "stop" => request.stop = map.next_value::<Option<Stop>>()?.map(|s| s.0).unwrap_or_default(),
+                "ignore_eos" => request.ignore_eos = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "return_token_ids" => request.return_token_ids = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "temperature" => {
+                    // Greedy decoding is temperature 0; -0.0 equals it.
+                    let temperature = map.next_value::<Option<f64>>()?.unwrap_or(0.0);
+                    if temperature != 0.0 {
+                        return Err(self.0.refuse(Rejection::TemperatureUnsupported(temperature)));
+                    }
+                }
+                "user" => request.user = map.next_value()?,
+                "metadata" => {
+                    request.metadata =
+                        map.next_value::<Option<serde_json::Map<String, serde_json::Value>>>()?.map(Into::into)
+                }
+                _ => {
+                    // The value is read first, so that a body that is not JSON is called that.
+                    map.next_value::<IgnoredAny>()?;
+                    return Err(self.0.refuse(Rejection::UnsupportedField(key)));
+                }
+            }
+            seen.push(key);
+        }
+        if !seen.iter().any(|key| key == "prompt") {
+            return Err(self.0.refuse(Rejection::MissingField("prompt")));
+        }
+        if let Some(options) = stream_options {
+            if !request.stream {
+                return Err(self.0.refuse(Rejection::StreamOptionsWithoutStream));
+            }
+            request.include_usage = options.include_usage.unwrap_or(false);
+        }
+        Ok(request)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// A string or a list of strings.
+struct Stop(Vec<String>);
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StopVisitor;
+        impl<'de> Visitor<'de> for StopVisitor {
+            type Value = Stop;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, s: &str) -> Result<Stop, E> {
+                Ok(Stop(vec![s.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Stop, A::Error> {
+                let mut stop = Vec::new();
+                while let Some(s) = seq.next_element::<String>()? {
+                    stop.push(s);
+                }
+                Ok(Stop(stop))
+            }
+        }
+        deserializer.deserialize_any(StopVisitor)
+    }
+}
+
+/// Text, ids, or a list of either.
+struct Prompts<'a>(&'a Context);
+
+/// An element of the outer list.
+enum Item {
+    Id(u64),
+    Prompt(Prompt),
+}
+
+impl<'de> DeserializeSeed<'de> for Prompts<'_> {
+    type Value = Vec<Prompt>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<Prompt>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Prompts<'_> {
+    type Value = Vec<Prompt>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string, a list of token ids, or a list of either")
+    }
+
+    fn visit_str<E: de::Error>(self, s: &str) -> Result<Vec<Prompt>, E> {
+        Ok(vec![Prompt::Text(s.to_owned())])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Prompt>, A::Error> {
+        let context = self.0;
+        let (mut ids, mut prompts) = (Vec::new(), Vec::new());
+        while let Some(item) = seq.next_element_seed(ItemSeed { context, prompt_index: prompts.len() })? {
+            match item {
+                Item::Id(id) => ids.push(id),
+                Item::Prompt(prompt) => prompts.push(prompt),
+            }
+            if !ids.is_empty() && !prompts.is_empty() {
+                return Err(de::Error::custom("token ids and prompts are mixed in one list"));
+            }
+            if prompts.len() > PROMPTS_PER_REQUEST_MAX {
+                return Err(
+                    context.refuse(Rejection::TooManyPrompts { count: prompts.len(), limit: PROMPTS_PER_REQUEST_MAX })
+                );
+            }
+        }
+        match (ids.is_empty(), prompts.is_empty()) {
+            (true, true) => Err(context.refuse(Rejection::NoPrompts)),
+            (false, _) => Ok(vec![Prompt::Ids(ids)]),
+            _ => Ok(prompts),
+        }
+    }
+}
+
+struct ItemSeed<'a> {
+    context: &'a Context,
+    prompt_index: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for ItemSeed<'_> {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemSeed<'_> {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a token id (a whole number, at least 0), a string, or a list of token ids")
+    }
+
+    fn visit_u64<E: de::Error>(self, id: u64) -> Result<Item, E> {
+        Ok(Item::Id(id))
+    }
+
+    fn visit_str<E: de::Error>(self, s: &str) -> Result<Item, E> {
+        Ok(Item::Prompt(Prompt::Text(s.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = seq.next_element::<u64>()? {
+            ids.push(id);
+        }
+        if ids.is_empty() {
+            return Err(self.context.refuse(Rejection::EmptyPrompt { prompt_index: self.prompt_index }));
+        }
+        Ok(Item::Prompt(Prompt::Ids(ids)))
+    }
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

@@ -1,0 +1,97 @@
+//! Connections that are silent, slow or too many; and the numbers of `/metrics`.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::{Command, Server, Setup, ids};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+async fn server(flags: &[&'static str]) -> Server {
+    Setup::flags(flags).start(|_| ids("abc")).await
+}
+
+#[tokio::test]
+async fn idle_sockets_over_the_cap_do_not_keep_a_request_out() {
+    // Reliability row 9.
+    let server = server(&["--max-connections", "20", "--header-timeout", "60"]).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(server.client.connect().await);
+    }
+    let start = Instant::now();
+    assert_eq!(server.client.complete(json!({"prompt": "x"})).await.status, 200);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // The oldest were closed.
+    let mut byte = [0];
+    assert!(matches!(silent[0].read(&mut byte).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn a_busy_connection_is_never_closed_for_a_new_one() {
+    let server = server(&["--max-connections", "3"]).await;
+    server.engine.send(Command::Step(1));
+    let mut stream = server.client.open(json!({"prompt": "x", "stream": true})).await;
+    let mut silent = Vec::new();
+    for _ in 0..30 {
+        silent.push(server.client.connect().await);
+    }
+    assert_eq!(server.client.get("/health/live").await.status, 200);
+    server.engine.send(Command::Free);
+    assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_arrive_ends_its_connection() {
+    let server = server(&["--header-timeout", "0.3"]).await;
+    let mut silent = server.client.connect().await;
+    let mut half = server.client.connect().await;
+    half.write_all(b"POST /v1/completions HT").await.unwrap();
+    let start = Instant::now();
+    for socket in [&mut silent, &mut half] {
+        let mut rest = Vec::new();
+        let _ = socket.read_to_end(&mut rest).await;
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_for_the_next_request_and_bytes_may_come_one_by_one() {
+    // Reliability row 19.
+    let server = server(&[]).await;
+    let body = json!({"prompt": "x"}).to_string();
+    let request = format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let mut socket = server.client.connect().await;
+    let mut texts = Vec::new();
+    for step in [1, 7, request.len()] {
+        for piece in request.as_bytes().chunks(step) {
+            socket.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}}") {
+            let mut buffer = [0; 512];
+            let n = socket.read(&mut buffer).await.unwrap();
+            assert!(n > 0, "kept open");
+            answer.extend_from_slice(&buffer[..n]);
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        texts.push(json["choices"].to_string());
+    }
+    assert!(texts.windows(2).all(|w| w[0] == w[1]));
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_answered_with_400_and_disturbs_nothing() {
+    let server = server(&[]).await;
+    for bytes in [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"\r\n\r\nhello\r\n\r\n", &[0xff; 300]] {
+        let mut socket = server.client.connect().await;
+        socket.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(1), socket.read_to_end(&mut answer)).await;
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400 "), "{answer:?}");
+    }
+    assert_eq!(server.client.complete(json!({"prompt": "x"})).await.status, 200);
+}

@@ -1,0 +1,280 @@
+//! Loading, readiness, drain, second signal, death of the engine: what probes and clients see, and the exit code.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use gemma4_serve::request::Failure;
+use gemma4_serve::server::Exit;
+use serde_json::{Value, json};
+use support::{Client, Command, Server, Setup, Stream, ids, model};
+use tokio::task::JoinHandle;
+
+const DRAIN: [&str; 2] = ["--drain-delay=0.3", "--drain-timeout=10"];
+
+async fn server(flags: &[&'static str]) -> Server {
+    Setup::flags(flags).start(|_| ids(&"abc".repeat(10))).await
+}
+
+fn streaming() -> Value {
+    json!({"prompt": "x", "max_tokens": 100, "stream": true, "stream_options": {"include_usage": true}})
+}
+
+/// A stream whose first chunk has come, the engine held before the next token.
+async fn begun(server: &Server) -> Stream {
+    server.engine.send(Command::Step(1));
+    let mut stream = server.client.open(streaming()).await;
+    assert!(stream.chunk().await.is_some());
+    stream
+}
+
+/// Readiness: status and reason.
+async fn ready(client: Client) -> (u16, Option<String>) {
+    let reply = client.get("/health/ready").await;
+    assert_eq!(client.get("/health").await.status, reply.status, "/health is an alias");
+    (reply.status, reply.json()["reason"].as_str().map(str::to_owned))
+}
+
+async fn until_ready_says(server: &Server, reason: &str) {
+    let start = Instant::now();
+    while ready(server.client).await != (503, Some(reason.to_owned())) {
+        assert!(start.elapsed() < Duration::from_secs(5), "readiness never said {reason}");
+    }
+}
+
+fn spawn_complete(client: Client) -> JoinHandle<support::Reply> {
+    tokio::spawn(async move { client.complete(json!({"prompt": "x"})).await })
+}
+
+#[tokio::test]
+async fn while_loading_live_is_200_ready_503_and_requests_503_with_retry_after() {
+    // Reliability row 44.
+    let server = Setup { loading: true, ..Setup::default() }.start(|_| ids("a")).await;
+    assert_eq!(server.client.get("/health/live").await.status, 200);
+    assert_eq!(ready(server.client).await, (503, Some("loading".into())));
+    let probe = server.client.get("/health/ready").await;
+    assert_eq!(
+        (probe.json()["status"].as_str(), probe.json()["error"]["code"].as_str()),
+        (Some("unavailable"), Some("loading"))
+    );
+    for reply in [server.client.complete(json!({"prompt": "x"})).await, server.client.get("/v1/models").await] {
+        assert_eq!((reply.status, reply.error_code().as_str()), (503, "loading"));
+        assert_eq!(reply.header("retry-after"), Some("5"));
+    }
+    server.load(model(64, 64)).await;
+    assert_eq!(ready(server.client).await, (200, None));
+    assert_eq!(server.client.complete(json!({"prompt": "x"})).await.status, 200);
+    let models = server.client.get("/v1/models").await.json();
+    assert_eq!((models["object"].as_str(), models["data"][0]["id"].as_str()), (Some("list"), Some("m")));
+}
+
+#[tokio::test]
+async fn a_signal_while_loading_exits_0_at_once() {
+    let server = Setup { loading: true, ..Setup::flags(&["--drain-delay", "60"]) }.start(|_| ids("a")).await;
+    server.signal().await;
+    assert_eq!(server.exit().await, Exit::Drained);
+}
+
+#[tokio::test]
+async fn a_drain_accepts_for_its_delay_then_refuses_and_lets_streams_finish() {
+    // B91, reliability row 46.
+    let server = server(&DRAIN).await;
+    let mut streams = vec![begun(&server).await];
+    server.engine.send(Command::Step(0));
+    let client = server.client;
+    for _ in 0..2 {
+        let mut other = tokio::spawn(async move { client.open(streaming()).await });
+        server.engine.send(Command::Step(1));
+        streams.push((&mut other).await.unwrap());
+    }
+    server.signal().await;
+    until_ready_says(&server, "draining").await;
+    assert_eq!(client.get("/health/live").await.status, 200);
+    // Still accepted: balancers lag behind the probe.
+    let late = spawn_complete(client);
+    server.until("a request of the delay is accepted", || server.app.in_flight() == 4).await;
+    server.until("the delay is over", || server.app.accepting().is_err()).await;
+    let refused = client.complete(json!({"prompt": "x"})).await;
+    assert_eq!((refused.status, refused.error_code().as_str()), (503, "draining"));
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(refused.header("connection"), Some("close"));
+    assert_eq!(client.get("/health/live").await.status, 200, "alive until the end");
+    // What is in flight goes on to its own end.
+    server.engine.send(Command::Free);
+    for mut stream in streams {
+        let rest = stream.rest().await;
+        assert_eq!(rest.last().map(String::as_str), Some("[DONE]"));
+        let usage: Value = serde_json::from_str(&rest[rest.len() - 2]).unwrap();
+        assert_eq!(usage["usage"]["completion_tokens"], 31, "the whole answer");
+    }
+    assert_eq!(late.await.unwrap().status, 200);
+    let start = Instant::now();
+    assert_eq!(server.exit().await, Exit::Drained);
+    assert!(start.elapsed() < Duration::from_secs(3), "exits when the last has ended, not at the limit");
+    assert!(tokio::net::TcpStream::connect(client.address).await.is_err(), "the socket is closed");
+}
+
+#[tokio::test]
+async fn what_outlasts_the_drain_timeout_gets_one_error() {
+    let server = server(&["--drain-delay=0", "--drain-timeout=0.3"]).await;
+    let mut stream = begun(&server).await;
+    let gathered = spawn_complete(server.client);
+    server.until("both run", || server.engine.running() == 2).await;
+    server.signal().await;
+    let rest = stream.rest().await;
+    assert_eq!(rest.len(), 1, "one terminal and no [DONE]: {rest:?}");
+    let error: Value = serde_json::from_str(&rest[0]).unwrap();
+    assert_eq!(
+        (error["error"]["code"].as_str(), error["error"]["type"].as_str()),
+        (Some("drain_timeout"), Some("unavailable_error"))
+    );
+    let reply = gathered.await.unwrap();
+    assert_eq!((reply.status, reply.error_code().as_str()), (503, "drain_timeout"));
+    assert_eq!(server.exit().await, Exit::Drained);
+}
+
+#[tokio::test]
+async fn a_stuck_engine_does_not_keep_the_drain_from_ending() {
+    let server = server(&["--drain-delay=0", "--drain-timeout=0.1"]).await;
+    let mut stream = begun(&server).await;
+    server.engine.send(Command::Stall(Duration::from_secs(4)));
+    server.signal().await;
+    let rest = stream.rest().await;
+    assert!(rest.len() == 1 && rest[0].contains("drain_timeout"), "{rest:?}");
+    assert_eq!(server.exit().await, Exit::Drained);
+}
+
+#[tokio::test]
+async fn a_second_signal_does_not_wait() {
+    // Reliability row 47; in the delay and in the wait for streams.
+    for pause in [0, 400] {
+        let server = server(&["--drain-delay=0.2", "--drain-timeout=60"]).await;
+        let mut stream = begun(&server).await;
+        server.signal().await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let start = Instant::now();
+        server.signal().await;
+        let rest = stream.rest().await;
+        assert!(rest.len() == 1 && rest[0].contains("drain_timeout"), "still one terminal: {rest:?}");
+        assert_eq!(server.exit().await, Exit::Drained);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn an_idle_server_drains_and_idle_connections_do_not_hold_it() {
+    let server = server(&["--drain-delay=0"]).await;
+    let _silent = server.client.connect().await;
+    server.signal().await;
+    let start = Instant::now();
+    assert_eq!(server.exit().await, Exit::Drained);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_dying_engine_ends_every_request_once_and_the_process_with_1() {
+    // Reliability rows 26 and 50.
+    for panics in [false, true] {
+        let server = server(&[]).await;
+        let mut stream = begun(&server).await;
+        let gathered = spawn_complete(server.client);
+        server.until("both run", || server.engine.running() == 2).await;
+        server.engine.send(if panics {
+            Command::Panic
+        } else {
+            Command::Die("CUDA_ERROR_ECC_UNCORRECTABLE in launch")
+        });
+        let rest = stream.rest().await;
+        assert_eq!(rest.len(), 1, "an error event and no [DONE]: {rest:?}");
+        let error: Value = serde_json::from_str(&rest[0]).unwrap();
+        assert_eq!(error["error"]["code"], "engine_failed");
+        let reply = gathered.await.unwrap();
+        assert_eq!((reply.status, reply.error_code().as_str()), (503, "engine_failed"));
+        assert_eq!(reply.header("retry-after"), None, "a dead engine does not come back");
+        if !panics {
+            assert!(reply.text().contains("CUDA_ERROR_ECC_UNCORRECTABLE"), "{}", reply.text());
+        }
+        assert!(server.app.ready().is_err(), "readiness is off");
+        assert_eq!(server.exit().await, Exit::Failed);
+    }
+}
+
+#[tokio::test]
+async fn with_the_engine_dead_readiness_and_requests_say_so() {
+    // B90. The handle is declared dead from outside (the watchdog's way), so that the process is still there to ask.
+    let server = server(&[]).await;
+    server.app.engine.declare_dead("the watchdog saw no step");
+    assert_eq!(ready(server.client).await, (503, Some("engine_failed".into())));
+    assert_eq!(server.client.get("/health/live").await.status, 200);
+    let reply = server.client.complete(json!({"prompt": "x"})).await;
+    assert_eq!((reply.status, reply.error_code().as_str(), reply.header("retry-after")), (503, "engine_failed", None));
+}
+
+#[tokio::test]
+async fn a_failure_of_one_request_is_its_own() {
+    let server = server(&[]).await;
+    let mut stream = begun(&server).await;
+    server.engine.send(Command::Fail(Failure::NotANumber { output_index: 1 }));
+    let rest = stream.rest().await;
+    assert!(rest.len() == 1 && rest[0].contains("not_a_number"), "{rest:?}");
+    // Before the first byte a stream's failure has a status.
+    let client = server.client;
+    let early = tokio::spawn(async move { client.complete(streaming()).await });
+    server.until("it runs", || server.engine.running() == 1).await;
+    server.engine.send(Command::Fail(Failure::AllMasked { output_index: 0 }));
+    let reply = early.await.unwrap();
+    assert_eq!((reply.status, reply.error_code().as_str()), (500, "all_masked"));
+    server.engine.send(Command::Free);
+    assert_eq!(client.complete(json!({"prompt": "x"})).await.status, 200);
+    server.until_quiet().await;
+}
+
+#[tokio::test]
+async fn a_stalled_engine_turns_readiness_off_and_idleness_does_not() {
+    // B90.
+    let server = server(&["--stall-timeout", "0.3"]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(ready(server.client).await, (200, None), "idle is ready");
+    let mut stream = begun(&server).await;
+    server.engine.send(Command::Stall(Duration::from_millis(1500)));
+    until_ready_says(&server, "engine_stalled").await;
+    server.engine.send(Command::Free);
+    assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+    assert_eq!(ready(server.client).await, (200, None), "and back");
+}
+
+#[tokio::test]
+async fn probes_are_quick_while_the_engine_is_stalled_and_a_megabyte_is_tokenised() {
+    // Reliability rows 11 and 45.
+    let server = server(&["--stall-timeout", "60"]).await;
+    let _stream = begun(&server).await;
+    server.engine.send(Command::Stall(Duration::from_secs(2)));
+    let client = server.client;
+    let long = json!({"prompt": "the and is ".repeat(100_000)});
+    let long = tokio::spawn(async move { client.complete(long).await });
+    server.until("the long prompt has its place", || server.app.in_flight() == 2).await;
+    let mut worst = Duration::ZERO;
+    for _ in 0..100 {
+        let start = Instant::now();
+        assert_eq!(client.get("/health/live").await.status, 200);
+        assert_eq!(client.get("/health/ready").await.status, 200);
+        worst = worst.max(start.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // A busy machine of two cores: far below the stall, far above a probe's own microseconds.
+    assert!(worst < Duration::from_millis(500), "{worst:?}");
+    assert_eq!(long.await.unwrap().error_code(), "context_length_exceeded");
+}
+
+#[tokio::test]
+async fn a_silent_stream_gets_comments() {
+    let server = server(&["--stream-keep-alive", "0.1"]).await;
+    server.engine.send(Command::Step(0));
+    let mut stream = server.client.open(streaming()).await;
+    assert_eq!(stream.status, 200);
+    for _ in 0..3 {
+        assert_eq!(stream.event().await.as_deref(), Some(": keep-alive"));
+    }
+    server.engine.send(Command::Free);
+    assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+}

@@ -1,0 +1,71 @@
+//! The numbers of `/metrics`. One test, so that the process's one recorder sees one server.
+
+mod support;
+
+use std::time::Duration;
+
+use serde_json::json;
+use support::{Command, Setup, ids};
+
+/// Value of a metric's line in the page.
+fn value(page: &str, line: &str) -> f64 {
+    let found = page.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
+    found.unwrap_or_else(|| panic!("no {line} in\n{page}"))
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_outcome_and_tokens_are_timed() {
+    // B92 (aborted: 1 on leaving, 0 on normal ends), B93 (queue depth), reliability row 56.
+    let server = Setup { max_running: 1, ..Setup::flags(&["--max-waiting", "2"]) }.start(|_| ids("abc")).await;
+    let client = server.client;
+    let total = |page: &str, outcome: &str| value(page, &format!("gemma4_requests_total{{outcome=\"{outcome}\"}}"));
+    let page = client.get("/metrics").await;
+    assert!(page.header("content-type").unwrap().starts_with("text/plain"));
+    assert_eq!(value(&page.text(), "gemma4_requests_aborted_total"), 0.0);
+    assert_eq!(value(&page.text(), "gemma4_build_info{version=\"0.1.0\",model=\"m\"}"), 1.0);
+
+    assert_eq!(client.complete(json!({"prompt": ["x", "y"]})).await.status, 200); // two stops
+    assert_eq!(client.complete(json!({"prompt": "x", "max_tokens": 2})).await.status, 200); // one length
+    assert_eq!(client.complete(json!({"prompt": "x", "stop": "b"})).await.status, 200); // a stop string
+    assert_eq!(client.complete(json!({"prompt": "x", "n": 1})).await.status, 400); // refused
+    let mut stream = client.open(json!({"prompt": "x", "stream": true})).await;
+    assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
+    server.until_quiet().await;
+
+    let page = client.get("/metrics").await.text();
+    for (outcome, n) in [("stop", 4.0), ("length", 1.0), ("aborted", 0.0), ("failed", 0.0), ("refused", 1.0)] {
+        assert_eq!(total(&page, outcome), n, "{outcome}\n{page}");
+    }
+    assert_eq!(value(&page, "gemma4_time_to_first_token_seconds_count"), 5.0);
+    assert_eq!(value(&page, "gemma4_generated_tokens_total"), 4.0 + 4.0 + 2.0 + 2.0 + 4.0);
+    assert_eq!(
+        value(&page, "gemma4_inter_token_seconds_bucket{le=\"+Inf\"}"),
+        value(&page, "gemma4_inter_token_seconds_count")
+    );
+
+    server.engine.send(Command::Step(0));
+    let mut waiting = Vec::new();
+    for n in 1..=3 {
+        waiting.push(tokio::spawn(async move { client.complete(json!({"prompt": "x"})).await }));
+        server.until("it has its place", || server.engine.running() + server.app.engine.waiting() == n).await;
+    }
+    assert_eq!(client.complete(json!({"prompt": "x"})).await.status, 503);
+    assert_eq!(value(&client.get("/metrics").await.text(), "gemma4_requests_waiting"), 2.0);
+    waiting.iter().for_each(|w| w.abort());
+    server.until_quiet().await;
+    let page = client.get("/metrics").await.text();
+    assert_eq!((total(&page, "aborted"), value(&page, "gemma4_requests_aborted_total")), (3.0, 3.0));
+    assert_eq!((total(&page, "refused"), value(&page, "gemma4_requests_waiting")), (2.0, 0.0));
+
+    // A failure of one prompt fails its siblings; none of them is called aborted.
+    let failing = tokio::spawn(async move { client.complete(json!({"prompt": ["x", "y"]})).await });
+    server.until("one runs, one waits", || server.engine.running() == 1 && server.app.engine.waiting() == 1).await;
+    server.engine.send(Command::Fail(gemma4_serve::request::Failure::NotANumber { output_index: 0 }));
+    assert_eq!(failing.await.unwrap().status, 500);
+    server.until_quiet().await;
+    let page = client.get("/metrics").await.text();
+    assert_eq!((total(&page, "aborted"), total(&page, "failed")), (3.0, 2.0));
+    server.until("connections end", || server.app.in_flight() == 0).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(value(&client.get("/metrics").await.text(), "gemma4_connections_open") < 5.0);
+}
