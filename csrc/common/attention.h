@@ -1,6 +1,6 @@
 // The words both attention kernels are written in: which keys a query sees, one segment of one tile, and the merge of
-// segments. Bits of a (query, head) depend on nothing but its position, Q, K and V (numerics, section 3), because decode
-// and prompt share these three.
+// segments. Bits of a (query, head) depend on nothing but its position, Q, K and V (numerics, section 3), because
+// decode and prompt share these three.
 //
 //   segment s = keys [s SEG, (s+1) SEG), at absolute multiples:
 //     score_j = sum over ascending dims of q k_j            one chain of hd/16 products
@@ -13,11 +13,11 @@
 // A tile is 16 rows of one KV head: row r is query r / group, head r % group, group = heads / kv_heads. 16 keys of one
 // page are one contiguous run of 16 * head_dim elements in K and in V alike (kv_layout.h): a "key group" below.
 //
-// GPU: 8 warps. Scores: a warp takes key groups w, w+8, ..., two products a 16-byte load of K. Softmax: a warp takes two
-// rows. O: a warp takes hd/8 columns and walks the key groups, so no reduction across warps exists. Loads of K and V go
-// straight to registers, never through shared memory, by a rolling window of 8 loads a lane (8 warps: 32 KB in flight a
-// block); the first loads of V are issued before the softmax barrier. Key groups no row of the tile sees are skipped: their
-// P is +0, and a product with a zero operand returns its accumulator bit for bit (numerics, section 5).
+// GPU: 8 warps. Scores: a warp takes key groups w, w+8, ..., two products a 16-byte load of K. Softmax: a warp takes
+// two rows. O: a warp takes hd/8 columns and walks the key groups, so no reduction across warps exists. Loads of K and
+// V go straight to registers, never through shared memory, by a rolling window of 8 loads a lane (8 warps: 32 KB in
+// flight a block); the first loads of V are issued before the softmax barrier. Key groups no row of the tile sees are
+// skipped: their P is +0, and a product with a zero operand returns its accumulator bit for bit (numerics, section 5).
 // Host: the twin in attention_host.h.
 #ifndef G4_ATTENTION_H
 #define G4_ATTENTION_H
@@ -28,8 +28,8 @@
 #include "mma.h"
 #include "pack_layout.h"
 
-// The lanes' code below runs on a GPU, and on fibres when G4_ATTN_BODIES is defined: slow, but the same tests then check its
-// indices bit for bit. Otherwise the host has attention_host.h.
+// The lanes' code below runs on a GPU, and on fibres when G4_ATTN_BODIES is defined: slow, but the same tests then
+// check its indices bit for bit. Otherwise the host has attention_host.h.
 #if G4_GPU || defined(G4_ATTN_BODIES)
 #define G4_ATTN_BY_LANES 1
 #else
@@ -132,12 +132,12 @@ constexpr int kAttnSharedBytes = 32 * HD + 98 * SEG + 1280;
 template <int HD, int SEG>
 struct AttnShared {
   static_assert(HD % 128 == 0 && SEG % 32 == 0, "a warp takes hd/8 columns in blocks of 16");
-  static constexpr int kScoreStride = SEG + 8;  // eight more: the four rows of a half-warp's stores meet four bank octets
+  static constexpr int kScoreStride = SEG + 8;  // + 8: four rows of a half-warp's stores meet four bank octets
   uint16_t q[16 * HD];                          // A fragments, packed_offset(row, dim)
   float score[16 * kScoreStride];
   uint16_t p[16 * SEG];                         // A fragments, packed_offset(row, key)
   float m[16];
-  KeyGroup groups[2][SEG / 16];                 // two: a slow warp still reads the last segment's while these are written
+  KeyGroup groups[2][SEG / 16];                 // two: a slow warp still reads the last segment's
 };
 #if G4_ATTN_BY_LANES
 
@@ -316,7 +316,7 @@ G4_FN void segment(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, int inde
   if (tid < SEG / 16)
     groups[tid] = tid >= group_begin && tid < group_end ? key_group(t, key0 + tid * 16)
                                                                             : KeyGroup{nullptr, nullptr};
-  G4_SYNC(cta);  // Q and groups are there; every warp is past its reads of the last segment's P and m, see below
+  G4_SYNC(cta);  // Q and groups are there
   segment_scores<HD, SEG>(cta, sh, t, groups, key0, group_begin, group_end);
 
   Vec16 buf[kAhead][kBlocks];
@@ -331,7 +331,7 @@ G4_FN void segment(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, int inde
   G4_UNROLL
   for (int u = 0; u < kAhead; u++) load_v(group_begin + u, buf[u]);
 
-  G4_SYNC(cta);  // scores are there. P and m are written only behind this barrier: readers of the last ones have arrived
+  G4_SYNC(cta);  // scores are there, and no warp reads the last segment's P and m any more
   segment_softmax<HD, SEG>(cta, sh, t, groups, key0);
   G4_SYNC(cta);  // P and m are there
 

@@ -1,8 +1,9 @@
-// One segment on the host: the last thread to arrive at a block's join runs the chains of attention.h for the whole tile.
+// One segment on the host: the last thread to arrive at a block's join runs the chains of attention.h for the whole
+// tile.
 //
-// Every product is exact (bf16 times bf16 fits f32) and is added singly: scores in ascending dims, 32 keys side by side; O in
-// ascending keys, all dims side by side. Vectors never split a sum, and there is no fma, so the clones for different CPUs
-// give the same bits.
+// Every product is exact (bf16 times bf16 fits f32) and is added singly: scores in ascending dims, 32 keys side by
+// side; O in ascending keys, all dims side by side. Vectors never split a sum, and there is no fma, so the clones for
+// different CPUs give the same bits.
 #ifndef G4_ATTENTION_HOST_H
 #define G4_ATTENTION_HOST_H
 
@@ -21,7 +22,8 @@ struct TileSums {
 typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 // s[0..31] = chains over ascending dims of q[d] * k[d][0..31]: 32 sums side by side, none of them split.
-__attribute__((target_clones("avx2", "default"))) static void score_chain(float* s, const float* q, const float* k, int hd) {
+__attribute__((target_clones("avx2", "default")))
+static void score_chain(float* s, const float* q, const float* k, int hd) {
   V8 a0 = {}, a1 = {}, a2 = {}, a3 = {};
   for (int d = 0; d < hd; d++) {
     const V8* x = reinterpret_cast<const V8*>(k + d * 32);
@@ -32,7 +34,8 @@ __attribute__((target_clones("avx2", "default"))) static void score_chain(float*
 }
 
 // o[0..hd) += p[0] * v[0], then p[1] * v[1], ...: sixteen steps of a chain, hd chains side by side.
-__attribute__((target_clones("avx2", "default"))) static void value_chain(float* o, const float* p, const float* v, int hd) {
+__attribute__((target_clones("avx2", "default")))
+static void value_chain(float* o, const float* p, const float* v, int hd) {
   for (int d = 0; d < hd; d += 32) {
     V8* to = reinterpret_cast<V8*>(o + d);
     V8 a0 = to[0], a1 = to[1], a2 = to[2], a3 = to[3];

@@ -2,24 +2,27 @@
 //
 //   out[row, h] = sum over keys j in (pos - W, pos] of softmax(q[row, h] . k[j, h / group]) v[j, h / group], bf16
 //
-// q, out [rows][heads][HD]; K, V pages in fragment order (kv_layout.h); part_o [items * kv_heads][group][HD] f32, part_ml
-// [items * kv_heads][group][2] f32; ticket [rows * kv_heads], zero before and after.
+// q, out [rows][heads][HD]; K, V pages in fragment order (kv_layout.h); part_o [items * kv_heads][group][HD] f32,
+// part_ml [items * kv_heads][group][2] f32; ticket [rows * kv_heads], zero before and after.
 //
-// Bytes moved: 4 HD for each visible (key, KV head), once, whatever the number of heads; with more than one segment a row
-// another 8 HD for each (segment, head) through L2 (written, then read by the fold): at 16 heads a KV head and SEG = 256
-// that is 1/8 of the keys' bytes.
+// Bytes moved: 4 HD for each visible (key, KV head), once, whatever the number of heads; with more than one segment a
+// row another 8 HD for each (segment, head) through L2 (written, then read by the fold): 1/8 of
+// the keys' bytes at 16 heads a KV head and SEG = 256.
 //
-// Idea: cut keys at absolute multiples of SEG, so that a segment's sums are the same bits whoever computes them, and spread
-// (row, segment, KV head) items over a grid that fills the machine: block b takes items b, b + grid, ... A KV head's query
-// heads are the 16 rows of the products' A operand, so K and V are loaded once for all of them, straight into fragments.
+// Idea: cut keys at absolute multiples of SEG, so that a segment's sums are the same bits whoever computes them, and
+// spread (row, segment, KV head) items over a grid that fills the machine: block b takes items b, b + grid, ... A KV
+// head's query heads are the 16 rows of the products' A operand, so K and V are loaded once for all of them, straight
+// into fragments.
 // The last block to finish a (row, KV head), known by an integer ticket, folds its partials in ascending order.
 //
 // Launch: 256 threads; grid.x any number (bits do not depend on it), best = SM count times occupancy; rows <= 128.
-// Dynamic shared bytes = 32 HD + 98 SEG + 1104: h256_s128 21840, h256_s32 12432, h512_s256 42576, h512_s32 20624.
+// Dynamic shared bytes = 32 HD + 98 SEG + 1280: h256_s128 22016, h256_s32 12608, h512_s256 42752, h512_s32 20800.
 // Rows with slot -1, or without items, have no work: block b writes zeros to such rows b, b + grid, ...
 //
-// Versions: this is the first; not timed on a GPU. Known cost: the fold of one (row, KV head) is one block's work, about
-// 4 MB of partials at 32k keys and 16 heads of 512.
+// Versions, none of them timed on a GPU; nvcc 13.0, registers of h512_s256 at sm_90a:
+//   item in registers, fold of 8 with early exits   197, one block an SM
+//   item in shared memory, fold in whole batches     128 by launch bounds, two blocks an SM, no spills (kept)
+// Known cost: the fold of one (row, KV head) is one block's work, 4 MB of partials at 32k keys and 16 heads of 512.
 // Test: csrc/tests/attention_test.cpp
 #include "../common/attention.h"
 #include "../common/attention_host.h"
@@ -96,8 +99,8 @@ G4_FN void fold_partials(Cta cta, const G4AttnDecodeParams& p, int row, int kv_h
   }
 }
 
-// One item: a segment of a tile, and where its sums go. It stands in shared memory: in registers it would cost a resident
-// block (128 registers a thread are what two blocks leave).
+// One item: a segment of a tile, and where its sums go. It stands in shared memory: in registers it would cost a
+// resident block (128 registers a thread are what two blocks leave).
 struct DecodeItem {
   AttnTile tile;
   int segment;
@@ -162,8 +165,8 @@ G4_FN DecodeItem decode_item(const G4AttnDecodeParams& p, const int32_t* item_be
   const int row = row_of_item(item_begin, p.rows, index), position = p.position[row];
   const long long at = ((long long)row * p.heads + kv_head * group) * HD;
   DecodeItem item;
-  item.tile = AttnTile{p.q + at, p.out + at, &p.kv, &p.kv, 0x7fffffff, p.slot[row], kv_head, p.heads, group, group, position,
-                       p.window};
+  item.tile = AttnTile{p.q + at, p.out + at, &p.kv, &p.kv, 0x7fffffff, p.slot[row], kv_head, p.heads, group, group,
+                       position, p.window};
   item.segment = first_visible(position, p.window) / SEG + index - item_begin[row];
   item.row = row;
   item.item_first = item_begin[row];

@@ -1,24 +1,27 @@
 // Attention of a prompt chunk: positions [start, start + rows) of one sequence, causal, with an optional window.
 //
-//   out[i, h] = sum over keys j in (start + i - W, start + i] of softmax(q[i, h] . k[j, h / group]) v[j, h / group], bf16
+//   out[i, h] = sum over keys j in (pos - W, pos] of softmax(q[i, h] . k[j, h / group]) v[j, h / group], bf16,
+//   pos = start + i
 //
-// q, out [rows][heads][HD]; K, V in fragment order (kv_layout.h): positions before recent.first_page * recent.page_tokens
-// from the pages of kv, later ones from the chunk scratch `recent`; all from kv when recent.k is null.
+// q, out [rows][heads][HD]; K, V in fragment order (kv_layout.h): positions before recent.first_page *
+// recent.page_tokens from the pages of kv, later ones from the chunk scratch `recent`; all from kv when recent.k is
+// null.
 //
 // Bytes moved: 4 HD for each (key, KV head, tile of 16 / group queries), from memory once and from L2 otherwise.
 //
-// Idea: the decode kernel's segment and merge, word for word, so a prompt token has the bits a decode step gives it. The 16
-// rows of a tile are 16 / group neighbouring queries times the group heads of one KV head; the block walks the segments
-// any of them sees, ascending, and keeps O, m and l in registers. A segment a query does not see merges as a selection.
+// Idea: the decode kernel's segment and merge, word for word, so a prompt token has the bits a decode step gives it.
+// The 16 rows of a tile are 16 / group neighbouring queries times the group heads of one KV head; the block walks the
+// segments any of them sees, ascending, and keeps O, m and l in registers. A segment a query does not see merges as a
+// selection.
 //
 // A tile of 16 rows reads K and V once for 16 / group queries only; several tiles a block would read them less often
 // without a change of bits. Wants a GPU to be worth tuning.
 //
-// A V of a later query of the tile that is infinite or NaN reaches an earlier one as 0 x NaN: such a sequence ends with a
-// NaN record either way. V is a normed row, finite unless the model's state already overflowed.
+// A V of a later query of the tile that is infinite or NaN reaches an earlier one as 0 x NaN: such a sequence ends with
+// a NaN record either way. V is a normed row, finite unless the model's state already overflowed.
 //
 // Launch: 256 threads; grid (ceil(rows / (16 / group)), kv_heads).
-// Dynamic shared bytes = 32 HD + 98 SEG + 1104: h256_s128 21840, h256_s32 12432, h512_s256 42576, h512_s32 20624.
+// Dynamic shared bytes = 32 HD + 98 SEG + 1280: h256_s128 22016, h256_s32 12608, h512_s256 42752, h512_s32 20800.
 //
 // Versions: this is the first; not timed on a GPU.
 // Test: csrc/tests/attention_test.cpp

@@ -7,8 +7,8 @@
 // Fast by  the weight stream. A lane keeps D steps x R row tiles of 16-byte loads in flight, across row groups: 32 KiB
 //          and more an SM, where about 20 are needed. No weight passes through shared memory.
 //          Geometry, launch formulas and the two GPU bodies: gemm.cuh. Host twin: gemm_host.h.
-// Tried    nothing has been timed on a GPU. A slot is refilled right after its products; refilled just before them, from
-//          a copy, it took 124 registers for 95 at t1 and 180 for 128 at t2, for one step less of depth.
+// Tried    nothing has been timed on a GPU. A slot is refilled right after its products; refilled just before them,
+//          from a copy, it took 124 registers for 95 at t1 and 180 for 128 at t2, for one step more in flight.
 //          Known weak: n = 3840 at t8 and t16 is 30 blocks of 128 rows; a K split across blocks needs scratch.
 // Test     csrc/tests/gemm_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"

@@ -1,7 +1,8 @@
 // From the QKV product to what attention reads: norms of q, k and v, RoPE on q and k, K and V into the cache.
 //
 //   q = rope(RN(q0; q_norm)),  k = rope(RN(k0; k_norm)),  v = RN(v0) without weight;  v0 = k0 (raw) when k_eq_v
-//   rope: y[i] = bf16(bf16(x[i] cos) - bf16(x[i + hd/2] sin)), y[i + hd/2] = bf16(bf16(x[i + hd/2] cos) + bf16(x[i] sin))
+//   rope: y[i]        = bf16(bf16(x[i] cos)        - bf16(x[i + hd/2] sin))
+//         y[i + hd/2] = bf16(bf16(x[i + hd/2] cos) + bf16(x[i] sin))
 //         for i < pairs; the other dims pass through. cos and sin are those of the row's position, bf16.
 //   RN rounds once to bf16, then RoPE starts from that.
 //

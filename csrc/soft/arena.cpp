@@ -171,7 +171,7 @@ int Arena::check(const Allocation& a) {
   }
   const size_t after = first_other(tail, end - tail, kGuard);
   if (after != end - tail) {
-    report("%s memory written %zu bytes past the end of the allocation of %zu bytes at %p", kind_, after, a.bytes,
+    report("%s memory written at byte %zu past the end of the allocation of %zu bytes at %p", kind_, after, a.bytes,
            reinterpret_cast<void*>(a.address));
     broken++;
   }

@@ -173,6 +173,7 @@ G4_TEST(an_event_without_timing_has_no_elapsed_time) {
     G4_OK(cuEventRecord(b, d.stream));
     G4_OK(cuEventRecord(plain, d.stream));
     G4_IS(CUDA_ERROR_NOT_READY, cuEventElapsedTime_v2(&ms, a, b));
+    gate.wait_until_reached();  // a is recorded
     nap(5);
   }
   G4_OK(cuStreamSynchronize(d.stream));

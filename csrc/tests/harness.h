@@ -35,6 +35,18 @@ struct Dim {
     }                                                                                          \
   } while (0)
 
+}  // namespace g4test
+
+#if defined(G4_TEST_DRIVER)
+#include "harness_driver.h"
+namespace g4test {
+#else
+namespace g4test {
+
+struct Skip {
+  std::string why;
+};
+
 inline void launch(G4SoftKernelFn fn, const char* name, const void* params, Dim grid, uint32_t threads, uint32_t shared,
                    uint64_t seed = 0) {
   static g4soft::BlockRunner runner;
@@ -53,13 +65,6 @@ inline void launch(G4SoftKernelFn fn, const char* name, const void* params, Dim 
         if (!error.empty()) fail(std::string(name) + ": " + error);
       }
 }
-
-#define G4_DECLARE_KERNEL(name, Params, threads) extern "C" void name(G4SoftThread*, const void*);
-G4_KERNEL_TABLE(G4_DECLARE_KERNEL)
-#undef G4_DECLARE_KERNEL
-
-// G4_LAUNCH(g4_embed, params, grid, threads, shared_bytes)
-#define G4_LAUNCH(name, params, grid, threads, shared) ::g4test::launch(&name, #name, &(params), grid, threads, shared)
 
 // Device memory of n elements, poisoned; exact size, so that an address sanitizer sees a store one past the end.
 template <class T>
@@ -81,6 +86,15 @@ class Buffer {
   size_t n_;
   T* p_;
 };
+
+#endif
+
+#define G4_DECLARE_KERNEL(name, Params, threads) extern "C" void name(G4SoftThread*, const void*);
+G4_KERNEL_TABLE(G4_DECLARE_KERNEL)
+#undef G4_DECLARE_KERNEL
+
+// G4_LAUNCH(g4_embed, params, grid, threads, shared_bytes)
+#define G4_LAUNCH(name, params, grid, threads, shared) ::g4test::launch(&name, #name, &(params), grid, threads, shared)
 
 // Deterministic random numbers of a test; the seed is printed when a test fails.
 struct Random {
@@ -116,20 +130,25 @@ inline std::vector<Test>& tests() {
 
 // Runs every test whose name contains argv[1] (all without it); the exit code counts failures.
 inline int run_all(int argc, char** argv) {
-  int failed = 0, passed = 0;
+  int failed = 0, passed = 0, skipped = 0;
   for (const Test& t : tests()) {
     if (argc > 1 && !std::strstr(t.name, argv[1])) continue;
     try {
       t.run();
       passed++;
       std::printf("ok   %s\n", t.name);
+    } catch (const Skip& skip) {
+      skipped++;
+      std::printf("skip %s: %s\n", t.name, skip.why.c_str());
     } catch (const std::string& what) {
       failed++;
       std::printf("FAIL %s: %s\n", t.name, what.c_str());
     }
     std::fflush(stdout);
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
+  std::printf("%d passed, %d failed", passed, failed);
+  if (skipped) std::printf(", %d skipped", skipped);
+  std::printf("\n");
   return failed ? 1 : (passed ? 0 : 2);
 }
 

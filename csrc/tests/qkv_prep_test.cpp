@@ -47,7 +47,8 @@ struct Run {
   int width;
 };
 
-Run run(const Shape& s, Cache& cache, const std::vector<int32_t>& position, const std::vector<int32_t>& slot, Random& random) {
+Run run(const Shape& s, Cache& cache, const std::vector<int32_t>& position, const std::vector<int32_t>& slot,
+        Random& random) {
   Run r;
   const int rows = (int)position.size();
   r.width = (s.heads + s.kv_heads * (s.k_eq_v ? 1 : 2)) * s.hd;
@@ -64,11 +65,13 @@ Run run(const Shape& s, Cache& cache, const std::vector<int32_t>& position, cons
     r.sin.push_back(bf16(std::sin(angle)));
   }
   for (int i = 0; i < s.hd; i++) r.qkv[i] = 0;  // a head of zeros: eps carries it
-  Buffer<uint16_t> qkv(r.qkv), qw(r.q_weight), kw(r.k_weight), cos(r.cos), sin(r.sin), q_out((size_t)rows * s.heads * s.hd);
+  Buffer<uint16_t> qkv(r.qkv), qw(r.q_weight), kw(r.k_weight), cos(r.cos), sin(r.sin);
+  Buffer<uint16_t> q_out((size_t)rows * s.heads * s.hd);
   Buffer<int32_t> dposition(position), dslot(slot);
   G4QkvPrepParams p{qkv.ptr(),   qw.ptr(),   kw.ptr(), cos.ptr(), sin.ptr(), dposition.ptr(), dslot.ptr(),
                     q_out.ptr(), cache.view, rows,     s.heads,   s.pairs,   s.k_eq_v,        kEps};
-  G4_LAUNCH(g4_qkv_prep, p, (Dim{(uint32_t)rows, (uint32_t)(s.heads + 2 * s.kv_heads + 7) / 8, 1}), G4_ROW_THREADS, 8192);
+  const Dim grid{(uint32_t)rows, (uint32_t)(s.heads + 2 * s.kv_heads + 7) / 8, 1};
+  G4_LAUNCH(g4_qkv_prep, p, grid, G4_ROW_THREADS, 8192);
   r.q_out = q_out.download();
   return r;
 }
@@ -79,13 +82,16 @@ void check(const Shape& s, const Run& r, const Cache& cache, std::vector<uint16_
   for (size_t row = 0; row < position.size(); row++) {
     const uint16_t* x = &r.qkv[row * r.width];
     const int pos = position[row];
+    const auto rope = [&](const std::vector<uint16_t>& head) {
+      return plain_rope(head, &r.cos[pos * s.pairs], &r.sin[pos * s.pairs], s.pairs);
+    };
     for (int h = 0; h < s.heads; h++) {
       std::vector<uint16_t> want(s.hd, 0);
       if (slot[row] >= 0)
-        want = plain_rope(plain_norm(x + h * s.hd, r.q_weight.data(), s.hd), &r.cos[pos * s.pairs], &r.sin[pos * s.pairs], s.pairs);
+        want = rope(plain_norm(x + h * s.hd, r.q_weight.data(), s.hd));
       for (int d = 0; d < s.hd; d++)
-        G4_CHECK(r.q_out[(row * s.heads + h) * s.hd + d] == want[d], "q of row %zu head %d dim %d: %04x, want %04x", row, h, d,
-                 r.q_out[(row * s.heads + h) * s.hd + d], want[d]);
+        G4_CHECK(r.q_out[(row * s.heads + h) * s.hd + d] == want[d], "q of row %zu head %d dim %d: %04x, want %04x", row,
+                 h, d, r.q_out[(row * s.heads + h) * s.hd + d], want[d]);
     }
     if (slot[row] < 0) continue;
     const int page = g4::kv_page(cache.view, slot[row], pos);
@@ -93,7 +99,7 @@ void check(const Shape& s, const Run& r, const Cache& cache, std::vector<uint16_
     for (int h = 0; h < s.kv_heads; h++) {
       const uint16_t* k0 = x + (s.heads + h) * s.hd;
       const uint16_t* v0 = s.k_eq_v ? k0 : k0 + s.kv_heads * s.hd;
-      const auto want_k = plain_rope(plain_norm(k0, r.k_weight.data(), s.hd), &r.cos[pos * s.pairs], &r.sin[pos * s.pairs], s.pairs);
+      const auto want_k = rope(plain_norm(k0, r.k_weight.data(), s.hd));
       const auto want_v = plain_norm(v0, nullptr, s.hd);
       for (int d = 0; d < s.hd; d++) {
         const long long base = ((long long)page * s.kv_heads + h) * s.page * s.hd;
@@ -167,7 +173,8 @@ G4_TEST(fragment_order_gives_every_cell_of_a_page_one_place) {
         for (int d = 0; d < hd; d++) {
           seen_k.at(g4::k_offset(key, d, hd))++, seen_v.at(g4::v_offset(key, d, hd))++;
           // What attention relies on: 16 keys are one run.
-          G4_CHECK(g4::k_offset(key, d, hd) / (16 * hd) == key / 16 && g4::v_offset(key, d, hd) / (16 * hd) == key / 16, "key %d", key);
+          G4_CHECK(g4::k_offset(key, d, hd) / (16 * hd) == key / 16, "K of key %d", key);
+          G4_CHECK(g4::v_offset(key, d, hd) / (16 * hd) == key / 16, "V of key %d", key);
         }
       G4_CHECK(std::count(seen_k.begin(), seen_k.end(), 1) == page * hd, "K of page %d, hd %d", page, hd);
       G4_CHECK(std::count(seen_v.begin(), seen_v.end(), 1) == page * hd, "V of page %d, hd %d", page, hd);
