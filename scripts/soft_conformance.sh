@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs cudarc's own driver tests against the software device: soft_conformance.sh [libcuda.so]
 #
-# Without an argument the device is built first. Left out: tests that need NVRTC (they compile kernels), several GPUs, or
-# that assert timings (test_pinned_copy_is_faster, test_default_pinned_host_reads_are_faster_than_write_combined).
+# Without an argument the device is built first. Left out: tests that need NVRTC (they compile kernels), several GPUs,
+# or that assert timings (test_pinned_copy_is_faster, test_default_pinned_host_reads_are_faster_than_write_combined).
 # Prints "N passed"; the exit status is 0 when every test passed and there were at least MIN of them.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes csrc/soft/exports.inc from cudarc's generated bindings: soft_exports.py path/to/cudarc/src/driver/sys/mod.rs"""
+"""Writes csrc/soft/exports.inc from cudarc's bindings: soft_exports.py path/to/cudarc/src/driver/sys/mod.rs"""
 import re
 import sys
 from pathlib import Path

@@ -46,7 +46,8 @@ __attribute__((no_sanitize("address"))) size_t first_other(uintptr_t p, size_t n
 
 Arena::Arena(const char* kind, size_t virtual_bytes) : kind_(kind) {
   virtual_bytes_ = (virtual_bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
-  void* range = mmap(nullptr, virtual_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* range =
+      mmap(nullptr, virtual_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) {
     report("cannot reserve %zu bytes of addresses for %s memory", virtual_bytes_, kind);
     abort();

@@ -1,9 +1,10 @@
-// Memory of one kind (device, pinned) as one reserved range of addresses, with a sub-allocator that helps to find bugs.
+// Memory of one kind (device, pinned) as one reserved range of addresses, with a sub-allocator that helps to find
+// bugs.
 //
-// Life of a byte: (1) free bytes hold the poison 0xFB, from the reservation on; (2) an allocation is taken where the last
-// one ended (addresses come back late, so a stale pointer meets poison, not a newer tensor), with a guard zone of 0xFD
-// before and after it; (3) the guards are checked at free and whenever asked; (4) a freed range is poisoned again, and
-// the poison is checked when the range is next handed out: a write to free memory is found there.
+// Life of a byte: (1) free bytes hold the poison 0xFB, from the reservation on; (2) an allocation is taken where the
+// last one ended (addresses come back late, so a stale pointer meets poison, not a newer tensor), with a guard zone of
+// 0xFD before and after it; (3) the guards are checked at free and whenever asked; (4) a freed range is poisoned
+// again, and the poison is checked when the range is next handed out: a write to free memory is found there.
 #ifndef G4_SOFT_ARENA_H
 #define G4_SOFT_ARENA_H
 
@@ -37,8 +38,8 @@ class Arena {
   void* alloc(size_t bytes, const void* owner, unsigned flags, bool managed);
   // Checks the guards, poisons, forgets. False: no allocation starts there. broken: guard zones found broken.
   bool release(void* address, int* broken = nullptr);
-  // The allocation that holds all of [p, p + bytes). False: none does. retired: one given to cuMemFreeAsync counts too,
-  // as work queued before it may still use it.
+  // The allocation that holds all of [p, p + bytes). False: none does. retired: one given to cuMemFreeAsync counts
+  // too, as work queued before it may still use it.
   bool find(uintptr_t p, size_t bytes, Allocation* out = nullptr, bool retired = false) const;
   bool contains(uintptr_t p) const { return p >= base_ && p < base_ + virtual_bytes_; }
   bool retire(void* address);  // cuMemFreeAsync: no longer live, not yet free

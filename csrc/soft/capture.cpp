@@ -89,7 +89,8 @@ CUresult check_unsafe(Lock&, const char* function) {
 CUresult check_legacy(Lock&, Stream& s, const char* function) {
   if (!s.is_null) return CUDA_SUCCESS;
   for (const auto& other : s.ctx->streams)
-    if (other->capture && other->blocking()) return refuse(*other->capture, function, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    if (other->capture && other->blocking())
+      return refuse(*other->capture, function, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   return CUDA_SUCCESS;
 }
 
@@ -234,7 +235,8 @@ G4_API CUresult cuStreamEndCapture(CUstream stream, CUgraph* out) {
   G4_TRY(find_stream(lock, stream, &s));
   const std::shared_ptr<Capture> c = s->capture;
   if (!c) return CUDA_ERROR_ILLEGAL_STATE;
-  if (c->origin != s.get()) return refuse(*c, "cuStreamEndCapture on a joined stream", CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  if (c->origin != s.get())
+    return refuse(*c, "cuStreamEndCapture on a joined stream", CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
   if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != std::this_thread::get_id())
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   const bool is_joined = joined(*c);

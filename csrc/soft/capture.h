@@ -1,7 +1,7 @@
 // Stream capture: what a stream is asked to do becomes nodes of a graph; nothing is executed.
 //
-// Life of a capture: (1) cuStreamBeginCapture on its origin; (2) further streams join by waiting for an event recorded in
-// it; (3) a call it cannot hold invalidates it: that call has its own error, later ones on its streams get 901; (4)
+// Life of a capture: (1) cuStreamBeginCapture on its origin; (2) further streams join by waiting for an event recorded
+// in it; (3) a call it cannot hold invalidates it: that call has its own error, later ones on its streams get 901; (4)
 // cuStreamEndCapture on the origin gives the graph, or the reason why there is none, and frees its streams.
 #ifndef G4_SOFT_CAPTURE_H
 #define G4_SOFT_CAPTURE_H

@@ -114,7 +114,7 @@ extern "C" __attribute__((visibility("default"))) int g4soft_check_guards(void) 
   return world().device().check_guards() + world().pinned().check_guards();
 }
 
-// ---- Driver functions: the primary context --------------------------------------------------------------------------
+// ---- Driver functions: the primary context -------------------------------------------------------------------------
 
 G4_API CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
   G4_ENTER(kInitialized);
@@ -169,7 +169,7 @@ G4_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// ---- Contexts of one's own, and which is current --------------------------------------------------------------------
+// ---- Contexts of one's own, and which is current -------------------------------------------------------------------
 
 G4_API CUresult cuCtxCreate_v4(CUcontext* out, void* params, unsigned flags, CUdevice device) {
   G4_ENTER(kInitialized);

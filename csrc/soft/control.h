@@ -72,8 +72,8 @@ uint64_t g4soft_counter_at(int id); /* enum G4SoftCounter of this header */
 const char* g4soft_counter_name(int id); /* null past the last */
 void g4soft_counters_reset(void);
 
-/* The n-th driver call from now (1: the next one) does nothing and returns code; n = 0 cancels. With a name only calls of
- * that function count ("cuMemAlloc_v2"). One plan for all calls, and one for a named function. */
+/* The n-th driver call from now (1: the next one) does nothing and returns code; n = 0 cancels. With a name only calls
+ * of that function count ("cuMemAlloc_v2"). One plan for all calls, and one for a named function. */
 void g4soft_fail_call(uint64_t n, int code);
 void g4soft_fail_named(const char* function, uint64_t n, int code);
 /* The n-th kernel executed from now fails and code sticks to its context; n = 0 cancels. */

@@ -1,6 +1,6 @@
 // The part of the driver API's types that the device implements. Values and layouts are those of CUDA 13.0's cuda.h,
-// declared here because machines that build this project have no CUDA toolkit; driver_layout.cpp compares them with the
-// toolkit's header where there is one.
+// declared here because machines that build this project have no CUDA toolkit; driver_layout.cpp compares them with
+// the toolkit's header where there is one.
 #ifndef G4_SOFT_CUDA_TYPES_H
 #define G4_SOFT_CUDA_TYPES_H
 

@@ -38,7 +38,7 @@ __asm__(
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
     "  popq %rcx\n  jmp *%rcx\n"  // not ret: the return predictor would miss on every switch
     ".size g4soft_switch,.-g4soft_switch\n"
-    // First entry of a fibre: prepare() left it in r12.
+    // First entry of a fibre: start() left it in r12.
     ".globl g4soft_entry\n.hidden g4soft_entry\n.type g4soft_entry,@function\n"
     "g4soft_entry:\n  movq %r12, %rdi\n  call g4soft_fibre_main\n  ud2\n"
     ".size g4soft_entry,.-g4soft_entry\n");
@@ -49,7 +49,9 @@ struct Place {
   const char* file;
   int line;
   int scope;
-  bool operator==(const Place& o) const { return line == o.line && scope == o.scope && (file == o.file || !std::strcmp(file, o.file)); }
+  bool operator==(const Place& o) const {
+    return line == o.line && scope == o.scope && (file == o.file || !std::strcmp(file, o.file));
+  }
   bool operator<(const Place& o) const {
     int c = std::strcmp(file, o.file);
     return c ? c < 0 : line != o.line ? line < o.line : scope < o.scope;
@@ -76,8 +78,10 @@ struct Fibre {
   void* arg;
   G4SoftJoinFn join_fn;
   Place place;
+  bool started;
   bool done;
   bool waiting;
+  uint32_t stack;  // once started
 #if G4_ASAN
   void* fake_stack;
 #endif
@@ -88,6 +92,7 @@ struct BlockRunner::Impl {
   size_t stack_stride = 0;
   std::vector<Fibre> fibres{kThreadsMax};
   std::vector<uint32_t> ready, next_ready;
+  std::vector<uint32_t> free_stacks;  // last in, first out: threads that never wait share one warm stack
   std::vector<void*> args;
   std::vector<uint8_t> shared;
   const BlockLaunch* launch = nullptr;
@@ -103,7 +108,7 @@ struct BlockRunner::Impl {
 #if G4_ASAN
   const void* main_stack = nullptr;  // of the OS thread that runs the block, as the sanitizer told
   size_t main_stack_bytes = 0;
-  uint32_t dirty_stacks = 0;         // abandoned fibres leave their frames' red zones behind
+  uint32_t stacks_used = 0;
 #endif
 #if defined(__x86_64__)
   void* main_sp = nullptr;
@@ -122,7 +127,7 @@ struct BlockRunner::Impl {
   }
   ~Impl() { munmap(stacks, stack_stride * kThreadsMax); }
 
-  uint8_t* stack_of(const Fibre& f) { return stacks + (size_t)(&f - fibres.data()) * stack_stride; }
+  uint8_t* stack_of(const Fibre& f) { return stacks + f.stack * stack_stride; }
 
   void to_fibre(Fibre& f) {
     current = &f;
@@ -168,7 +173,13 @@ struct BlockRunner::Impl {
   static void entry() { fibre_main(current_for_entry); }
 #endif
 
-  void prepare(Fibre& f, uint32_t i) {
+  void start(Fibre& f) {
+    const uint32_t i = f.stack = free_stacks.back();
+    free_stacks.pop_back();
+    f.started = true;
+#if G4_ASAN
+    stacks_used = std::max(stacks_used, i + 1);
+#endif
     // Stack tops are staggered: at equal offsets in their pages all of them would share a handful of cache sets.
     uint8_t* top = stacks + (i + 1) * stack_stride - i * 448 % 16384;
 #if defined(__x86_64__)
@@ -192,7 +203,8 @@ struct BlockRunner::Impl {
   }
 
   static std::string at(const Place& p) {
-    return std::string(p.scope == G4_SCOPE_WARP ? "warp" : "block") + " join at " + p.file + ":" + std::to_string(p.line);
+    const std::string scope = p.scope == G4_SCOPE_WARP ? "warp" : "block";
+    return scope + " join at " + p.file + ":" + std::to_string(p.line);
   }
 
   // Completes the join of threads [begin, end) if every live one of them stands in it.
@@ -295,7 +307,8 @@ const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_laun
 bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]) {
 #if G4_ASAN
   // A block that failed, or was never finished, left its fibres' red zones behind.
-  if (live) dirty_stacks = std::max(dirty_stacks, threads);
+  for (uint32_t i = 0; live && i < stacks_used; i++)
+    ASAN_UNPOISON_MEMORY_REGION(stacks + i * stack_stride, stack_stride);
 #endif
   launch = &l;
   error.clear();
@@ -308,8 +321,6 @@ bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]
   }
   random = l.seed ? l.seed ^ (block_idx[0] * 0x9e3779b1ull + block_idx[1] * 0x85ebca6bull + block_idx[2]) : 0;
 #if G4_ASAN
-  for (uint32_t i = 0; i < dirty_stacks; i++) ASAN_UNPOISON_MEMORY_REGION(stacks + i * stack_stride, stack_stride);
-  dirty_stacks = 0;
   if (!shared.empty()) ASAN_UNPOISON_MEMORY_REGION(shared.data(), shared.size());
 #endif
   if (shared.size() < l.shared_bytes + 256) shared.resize(l.shared_bytes + 256);
@@ -321,6 +332,8 @@ bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]
   block_waiting = 0;
   ready.clear();
   next_ready.clear();
+  free_stacks.clear();
+  for (uint32_t i = threads; i-- > 0;) free_stacks.push_back(i);
   for (uint32_t w = 0; w * 32 < threads; w++) {
     warp_waiting[w] = 0;
     warp_live[w] = std::min(threads - w * 32, 32u);
@@ -333,8 +346,7 @@ bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]
                             {l.block[0], l.block[1], l.block[2]},
                             {l.grid[0], l.grid[1], l.grid[2]}};
     f.owner = this;
-    f.done = f.waiting = false;
-    prepare(f, i);
+    f.started = f.done = f.waiting = false;
     next_ready.push_back(i);
   }
   return true;
@@ -360,12 +372,14 @@ void BlockRunner::Impl::run_ready() {
     }
     for (uint32_t i : ready) {
       Fibre& f = fibres[i];
+      if (!f.started) start(f);
 #if !defined(__x86_64__)
       current_for_entry = &f;
 #endif
       to_fibre(f);
       if (!error.empty()) break;
       if (f.done) {
+        free_stacks.push_back(f.stack);
         live--;
         warp_live[i / 32]--;
         check(i, G4_SCOPE_WARP);
@@ -399,7 +413,7 @@ std::string BlockRunner::finish() {
   return impl_->error;
 }
 
-// ---- Faults of memory access ----------------------------------------------------------------------------------------
+// ---- Faults of memory access ---------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
 namespace {

@@ -143,7 +143,8 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, uint64_t flags) {
   *out = nullptr;
   if (flags & ~15ull) return CUDA_ERROR_INVALID_VALUE;
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
-    return flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
+    return flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH ? CUDA_ERROR_INVALID_VALUE
+                                                                   : CUDA_ERROR_NOT_SUPPORTED;
   G4_TRY(armed(Startup::kInstantiation, "cuGraphInstantiate"));
   Lock lock(world().mutex);
   const auto graph = world().graphs.find(handle);
@@ -164,7 +165,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, uint64_t flags) {
 
 using namespace g4soft;
 
-// ---- Driver functions: instantiation and launch ---------------------------------------------------------------------
+// ---- Driver functions: instantiation and launch --------------------------------------------------------------------
 
 G4_API CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
   G4_ENTER(kUnsafe);

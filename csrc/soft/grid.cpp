@@ -14,6 +14,7 @@
 #include "faults.h"
 #include "fibre.h"
 #include "module.h"
+#include "stream.h"
 #include "work.h"
 
 namespace g4soft {
@@ -67,10 +68,11 @@ struct Grid {
     std::lock_guard<std::mutex> lock(mutex);
     if (error.empty()) error = what;
   }
-  void run_blocks() {
+  // Runs blocks until none is left, or count of them have run here.
+  void run_blocks(uint64_t count = UINT64_MAX) {
     catch_faults();
     auto runner = runners().take();
-    while (!failed) {
+    while (!failed && count--) {
       const uint64_t i = next.fetch_add(1);
       if (i >= blocks) break;
       uint32_t index[3];
@@ -82,18 +84,25 @@ struct Grid {
   }
 };
 
+constexpr int64_t kHelpNs = 60'000;  // work left below this is done alone
+
 class Pool {
  public:
   void run(Grid& grid) {
-    const uint64_t helpers = std::min<uint64_t>(options().workers - 1, grid.blocks - std::min(grid.blocks, grid.next + 1));
-    if (!helpers) return grid.run_blocks();
+    if (options().workers < 2 || grid.next + 1 >= grid.blocks) return grid.run_blocks();
+    // Waking helpers costs more than a few short blocks: the first block tells. A seed always wakes them.
+    if (!grid.launch.seed) {
+      const int64_t start = now_ns();
+      grid.run_blocks(1);
+      if ((now_ns() - start) * (int64_t)(grid.blocks - std::min<uint64_t>(grid.blocks, grid.next)) < kHelpNs)
+        return grid.run_blocks();
+    }
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (; threads_ < options().workers - 1; threads_++) std::thread([this] { help(); }).detach();
       active_.push_back(&grid);
     }
-    if (helpers == 1) work_.notify_one();
-    else work_.notify_all();
+    work_.notify_all();
     grid.run_blocks();
     std::unique_lock<std::mutex> lock(mutex_);
     active_.remove(&grid);

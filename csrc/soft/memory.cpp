@@ -39,7 +39,8 @@ void release_device(Context& ctx, uintptr_t p) {
   int broken = 0;
   {
     Lock lock(world().mutex);
-    if (!world().device().find(p, 1, &a, true) || !world().device().release(reinterpret_cast<void*>(p), &broken)) return;
+    Arena& arena = world().device();
+    if (!arena.find(p, 1, &a, true) || !arena.release(reinterpret_cast<void*>(p), &broken)) return;
     world().live_bytes -= a.charged();
   }
   G4_COUNT(frees);
@@ -97,7 +98,7 @@ void free_owned(Lock&, const Context* ctx) {
 
 using namespace g4soft;
 
-// ---- Device memory --------------------------------------------------------------------------------------------------
+// ---- Device memory -------------------------------------------------------------------------------------------------
 
 static CUresult allocate_now(CUdeviceptr* out, size_t bytes, bool managed, const char* function) {
   if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -189,7 +190,7 @@ G4_API CUresult cuMemAdvise_v2(CUdeviceptr p, size_t bytes, int, CUmemLocation) 
   return world().device().find(p, bytes, &a) && a.managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// ---- Stream-ordered allocation: the address is given at once, freeing waits for its turn ------------------------------
+// ---- Stream-ordered allocation: the address is given at once, freeing waits for its turn ---------------------------
 
 static CUresult allocate_async(CUdeviceptr* out, size_t bytes, CUstream stream, const char* function) {
   if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -229,7 +230,7 @@ G4_API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-// ---- Pinned host memory ---------------------------------------------------------------------------------------------
+// ---- Pinned host memory --------------------------------------------------------------------------------------------
 
 static CUresult allocate_pinned(void** out, size_t bytes, unsigned flags) {
   if (!out || !bytes || (flags & ~7u)) return CUDA_ERROR_INVALID_VALUE;

@@ -152,7 +152,7 @@ G4_API CUresult cuModuleGetLoadingMode(int* out) {
   return CUDA_SUCCESS;
 }
 
-// ---- Functions ------------------------------------------------------------------------------------------------------
+// ---- Functions -----------------------------------------------------------------------------------------------------
 
 G4_API CUresult cuFuncLoad(CUfunction handle) {
   G4_ENTER(kCurrent);
@@ -240,7 +240,7 @@ G4_API CUresult cuFuncSetCacheConfig(CUfunction handle, int config) {
   return config < 0 || config > 3 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-// ---- Occupancy ------------------------------------------------------------------------------------------------------
+// ---- Occupancy -----------------------------------------------------------------------------------------------------
 
 static CUresult occupancy(int* out, CUfunction handle, int threads, size_t shared) {
   if (!out || threads <= 0) return CUDA_ERROR_INVALID_VALUE;

@@ -42,7 +42,7 @@ Options::Options() {
   check_guards = 1;
   lazy_loading = 1;
   early_blocks = 2;
-  early_trap = 1;
+  early_trap = 64;  // making memory read-only costs about half a millisecond
   bool delay_given = false;
   std::string name;
 #define X(option)                                                                             \

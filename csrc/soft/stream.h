@@ -1,8 +1,8 @@
 // Streams and events: work in order, and points in it.
 //
-// Life of an operation: (1) submit() numbers it and puts it in its stream's queue, with what it must wait for bound then;
-// (2) the stream's thread takes it when its predecessor has finished, its dependencies are done and the stream is not
-// stalled; (3) it runs, unless an error has stuck to the context; (4) `completed` rises and waiters are woken.
+// Life of an operation: (1) submit() numbers it and puts it in its stream's queue, with what it must wait for bound
+// then; (2) the stream's thread takes it when its predecessor has finished, its dependencies are done and the stream
+// is not stalled; (3) it runs, unless an error has stuck to the context; (4) `completed` rises and waiters are woken.
 #ifndef G4_SOFT_STREAM_H
 #define G4_SOFT_STREAM_H
 

@@ -43,13 +43,14 @@ struct HostCall {
 
 // Held shared by whatever reads or writes device memory, alone by whoever changes its protection.
 std::shared_mutex& execution();
-// These run on a stream's thread, outside of the lock; what goes wrong sticks to the context. salt: who asks, for seeds.
+// These run on a stream's thread, outside of the lock; what goes wrong sticks to the context. salt: who asks, for
+// seeds.
 void execute(Context&, const KernelLaunch&, uint64_t salt);
 void execute(Context&, const Copy&);
 void execute(Context&, const Fill&);
 void execute(Context&, const HostCall&);
-// The second is a dependent launch: some of its blocks run up to griddepcontrol.wait before the first begins (as early as
-// hardware could), with device memory read-only; the rest runs when the first has ended.
+// The second is a dependent launch: some of its blocks run up to griddepcontrol.wait before the first begins (as early
+// as hardware could), with device memory read-only; the rest runs when the first has ended.
 void execute_pair(Context&, const KernelLaunch& first, const KernelLaunch& second, uint64_t salt);
 
 }  // namespace g4soft

@@ -36,7 +36,7 @@ CUresult enter(const char* function, unsigned entry) {
   G4_COUNT(calls);
   const CUresult error = [&] {
     if (const CUresult fault = planned_call_fault(function)) return fault;
-    if (in_host_function && !(entry & kFromHost)) {
+    if (in_host_function) {
       report("%s called from a host function", function);
       return CUDA_ERROR_NOT_PERMITTED;
     }

@@ -93,7 +93,6 @@ enum Entry : unsigned {
   kInitialized = 1,   // after cuInit
   kCurrent = 3,       // with a live current context, free of sticky errors
   kUnsafe = 7,        // and a call that captures may forbid (cuThreadExchangeStreamCaptureMode)
-  kFromHost = 8,      // allowed inside a host function
 };
 CUresult enter(const char* function, unsigned entry);
 

@@ -159,7 +159,8 @@ void check_against_rule(const char* what, const std::vector<uint16_t>& out, cons
       softmax_double(&q[at * hd], s, kv_head, rows[r].position, window, want, slack);
       for (size_t d = 0; d < hd; d++)
         G4_CHECK(std::fabs(g4::bf16_to_f32(out[at * hd + d]) - want[d]) <= slack[d],
-                 "%s: dim %zu is %g, softmax gives %g +- %g", what, d, g4::bf16_to_f32(out[at * hd + d]), want[d], slack[d]);
+                 "%s: dim %zu is %g, softmax gives %g +- %g", what, d, g4::bf16_to_f32(out[at * hd + d]), want[d],
+                 slack[d]);
     }
 }
 
@@ -178,7 +179,7 @@ struct Batch {
       cache.fill((int)i, sequences.back(), first_key(positions[i], window), positions[i] + 1);
       rows.push_back(Row{(int)i, positions[i], &sequences.back()});
     }
-    cache.forbid_the_rest();
+    cache.upload_and_forbid_the_rest();
     q = random_q(positions.size() * heads * hd, hd, random);
   }
 };
@@ -298,6 +299,7 @@ G4_TEST(keys_of_a_page_not_granted_are_masked) {
     Batch b({pos}, pages_for(pos + 1, 16), 16, 2, 1, k.hd, 0, random);
     b.cache.revoke(0, 16);
     for (int key = k.seg; key < 2 * k.seg; key += 16) b.cache.revoke(0, key);  // a whole segment
+    b.cache.upload_table();
     const auto out = Step{&k, 2, 0}.run(b.cache, b.rows, b.q);
     const auto granted = [&](int key) { return key / 16 != 1 && key / k.seg != 1; };
     for (int h = 0; h < 2; h++)
@@ -333,8 +335,8 @@ std::vector<uint16_t> run_prompt(const Kernels& k, const Sequence& s, const std:
   cache.fill(2, s, std::min(oldest, recent_begin), scratch ? recent_begin : end);
   Cache recent(0, pages_for(rows + page, page) + 1, page, s.kv_heads, k.hd, first_page, random);
   recent.fill(0, s, recent_begin, scratch ? end : recent_begin);
-  cache.forbid_the_rest();
-  recent.forbid_the_rest();
+  cache.upload_and_forbid_the_rest();
+  recent.upload_and_forbid_the_rest();
   Buffer<uint16_t> q(slice(q_all, (size_t)start * width, (size_t)rows * width));
   Buffer<uint16_t> out((size_t)rows * width);
   G4AttnPromptParams p{q.ptr(), out.ptr(), cache.view, recent.view, 2, start, rows, heads, window};
@@ -356,6 +358,7 @@ G4_TEST(prompt_gives_the_bits_of_decode_for_every_group_size) {
       const Sequence s(n, kv_heads, k.hd, random);
       Cache cache(1, pages_for(n, 16), 16, kv_heads, k.hd, 0, random);
       cache.fill(0, s, 0, n);
+      cache.upload_and_forbid_the_rest();
       const auto q = random_q((size_t)n * heads * k.hd, k.hd, random);
       const int start = n - 60, rows = 60;  // crosses a segment border
       std::vector<Row> step;

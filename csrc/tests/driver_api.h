@@ -71,8 +71,8 @@ CUresult cuFuncLoad(CUfunction);
 CUresult cuFuncGetAttribute(int*, int, CUfunction);
 CUresult cuFuncSetAttribute(CUfunction, int, int);
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int*, CUfunction, int, size_t);
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
-                        void**);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void**, void**);
 CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void**, void**);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
@@ -98,7 +98,7 @@ namespace g4test {
   } while (0)
 #define G4_OK(call) G4_IS(CUDA_SUCCESS, call)
 
-// ---- Kernels: each block adds its part of the work to global memory ---------------------------------------------------
+// ---- Kernels: each block adds its part of the work to global memory ------------------------------------------------
 
 struct FillParams {
   int32_t* x;      // [count]
@@ -150,6 +150,7 @@ class Driver {
     g4soft_set("lazy_loading", 1);
     g4soft_set("workers", 2);
     g4soft_set("early_blocks", 2);
+    g4soft_set("early_trap", 64);
   }
   CUdeviceptr alloc(size_t bytes) {
     CUdeviceptr p = 0;

@@ -35,7 +35,7 @@ std::vector<int32_t> order_of(const char* kernel, uint64_t seed, unsigned grid, 
 
 }  // namespace
 
-// ---- Sticky errors ----------------------------------------------------------------------------------------------------
+// ---- Sticky errors -------------------------------------------------------------------------------------------------
 
 G4_TEST(an_error_sticks_to_the_context) {
   Driver d;
@@ -126,7 +126,7 @@ G4_TEST(an_access_to_no_memory_is_an_illegal_address) {
 }
 #endif
 
-// ---- Launches and modules ---------------------------------------------------------------------------------------------
+// ---- Launches and modules ------------------------------------------------------------------------------------------
 
 G4_TEST(a_launch_beyond_the_limits_is_refused) {
   Driver d;
@@ -206,7 +206,7 @@ G4_TEST(a_kernel_of_an_unloaded_module_fails) {
   G4_IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(d.stream));
 }
 
-// ---- Faults on demand -------------------------------------------------------------------------------------------------
+// ---- Faults on demand ----------------------------------------------------------------------------------------------
 
 G4_TEST(the_nth_call_fails) {
   Driver d;
@@ -278,7 +278,7 @@ G4_TEST(calls_after_start_up_are_counted_and_refused) {
   G4_OK(cuStreamSynchronize(d.stream));
 }
 
-// ---- Counters and seeds -----------------------------------------------------------------------------------------------
+// ---- Counters and seeds --------------------------------------------------------------------------------------------
 
 G4_TEST(counters_count) {
   Driver d;

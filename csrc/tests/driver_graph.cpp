@@ -228,7 +228,7 @@ G4_TEST(instantiation_flags_are_checked) {
   G4_OK(cuStreamSynchronize(d.stream));
 }
 
-// ---- Dependent launch -------------------------------------------------------------------------------------------------
+// ---- Dependent launch ----------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -267,6 +267,7 @@ G4_TEST(a_dependent_launch_begins_before_its_predecessor_ends) {
 #if !defined(__SANITIZE_ADDRESS__) && defined(__x86_64__)
 G4_TEST(a_store_before_the_wait_is_trapped) {
   Driver d;
+  g4soft_set("early_trap", 1);
   const CUdeviceptr x = d.alloc(256), out = d.alloc(16);
   G4_OK(cuGraphLaunch(d.instantiate(dependent_pair(d, x, x, out, 1)), d.stream));
   G4_IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(d.stream));

@@ -28,7 +28,8 @@ G4_TEST(a_stream_runs_in_order) {
     for (int i = 0; i < 64; i++) G4_OK(d.append(log, i, d.stream));
     G4_OK(cuStreamSynchronize(d.stream));
     const auto got = d.read(log, 65);
-    for (int i = 0; i < 64; i++) G4_CHECK(got[(size_t)i + 1] == i, "seed %d: %d at %d", (int)seed, got[(size_t)i + 1], i);
+    for (int i = 0; i < 64; i++)
+      G4_CHECK(got[(size_t)i + 1] == i, "seed %d: %d at %d", (int)seed, got[(size_t)i + 1], i);
   }
 }
 
@@ -143,7 +144,8 @@ G4_TEST(a_callback_runs_after_the_work_before_it) {
   seen = -1;
   memory = reinterpret_cast<int32_t*>(x);
   G4_OK(d.fill(x, 6, 64, d.stream));
-  G4_OK(cuStreamAddCallback(d.stream, [](CUstream, CUresult status, void*) { seen = status ? -2 : memory[0]; }, nullptr, 0));
+  const CUstreamCallback look = [](CUstream, CUresult status, void*) { seen = status ? -2 : memory[0]; };
+  G4_OK(cuStreamAddCallback(d.stream, look, nullptr, 0));
   G4_OK(cuStreamSynchronize(d.stream));
   G4_CHECK(seen == 6, "saw %d", seen.load());
 }

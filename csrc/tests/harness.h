@@ -1,7 +1,7 @@
 // Runs kernels from C++ tests. G4_LAUNCH names the kernel and its parameters; buffers are device memory.
 //
-// Two back ends: the bare fibre executor (default; one thread, no driver), and the CUDA driver API
-// (-DG4_TEST_DRIVER: the software device linked in, or a real libcuda), so the same tests run under sanitizers and on a GPU.
+// Two back ends: the bare fibre executor (default; one thread, no driver), and the CUDA driver API (-DG4_TEST_DRIVER:
+// the software device linked in, or a real libcuda), so the same tests run under sanitizers and on a GPU.
 #ifndef G4_TEST_HARNESS_H
 #define G4_TEST_HARNESS_H
 

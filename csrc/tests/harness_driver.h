@@ -1,9 +1,9 @@
-// The driver back end of the harness (-DG4_TEST_DRIVER): kernels go through cuModuleLoadData and cuLaunchKernel, buffers
-// are device memory. Included by harness.h.
+// The driver back end of the harness (-DG4_TEST_DRIVER): kernels go through cuModuleLoadData and cuLaunchKernel,
+// buffers are device memory. Included by harness.h.
 //
 // The driver is the software device when that is linked in (its objects beside the test's), else a library:
-// G4_TEST_LIBCUDA, or libcuda.so.1. For a GPU, G4_TEST_FATBINS lists the fat binaries, separated by colons; a test whose
-// kernel stands in none of them is skipped.
+// G4_TEST_LIBCUDA, or libcuda.so.1. For a GPU, G4_TEST_FATBINS lists the fat binaries, separated by colons; a test
+// whose kernel stands in none of them is skipped.
 #ifndef G4_TEST_HARNESS_DRIVER_H
 #define G4_TEST_HARNESS_DRIVER_H
 
@@ -50,8 +50,8 @@ namespace driver {
   X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
                      void**, void**))
 
-// One context and one stream for all tests. A sticky error ends them: the next use makes new ones, and what was allocated
-// before is gone.
+// One context and one stream for all tests. A sticky error ends them: the next use makes new ones, and what was
+// allocated before is gone.
 class Session {
  public:
   static Session& get() {
@@ -123,8 +123,9 @@ class Session {
       set_ = g4soft_set;
       report_ = g4soft_last_report;
     }
-    const auto resolve = library ? reinterpret_cast<decltype(&cuGetProcAddress_v2)>(dlsym(library, "cuGetProcAddress_v2"))
-                                 : &cuGetProcAddress_v2;
+    auto* resolve = &cuGetProcAddress_v2;
+    if (library) resolve = reinterpret_cast<decltype(resolve)>(dlsym(library, "cuGetProcAddress_v2"));
+    if (!resolve) fail("no cuGetProcAddress_v2");
 #define X(name, arguments)                                                          \
   {                                                                                 \
     void* address = nullptr;                                                        \
@@ -184,7 +185,8 @@ void launch(G4SoftKernelFn fn, const char* name, const Params* params, Dim grid,
             uint64_t seed = 0) {
   driver::Session& s = driver::Session::get();
   CUfunction f = s.function(fn, name, sizeof(Params));
-  if (shared > 48 * 1024) s.check(s.cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
+  if (shared > 48 * 1024)
+    s.check(s.cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
   s.seed(seed);
   void* args[] = {const_cast<Params*>(params)};
   const CUresult launched =

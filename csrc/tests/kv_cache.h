@@ -34,43 +34,53 @@ class Cache {
   // A table of table_pages entries a slot (a ring when positions pass it), or a scratch when slots is 0.
   Cache(int slots, int table_pages, int page_tokens, int kv_heads, int hd, int first_page, Random& random)
       : pages_(std::max(slots, 1) * table_pages + 3),
-        k_((size_t)pages_ * kv_heads * page_tokens * hd),
-        v_((size_t)pages_ * kv_heads * page_tokens * hd),
-        table_((size_t)std::max(slots, 1) * table_pages) {
-    k_.upload(std::vector<uint16_t>(k_.size(), kNanBits));
-    v_.upload(std::vector<uint16_t>(v_.size(), kNanBits));
-    table_.upload(std::vector<int32_t>(table_.size(), -1));
+        host_k_((size_t)pages_ * kv_heads * page_tokens * hd, kNanBits),
+        host_v_(host_k_.size(), kNanBits),
+        host_table_((size_t)std::max(slots, 1) * table_pages, -1),
+        k_(host_k_.size()),
+        v_(host_v_.size()),
+        table_(host_table_.size()) {
     for (int i = 0; i < pages_; i++) free_.push_back(i);
     for (size_t i = free_.size(); i > 1; i--) std::swap(free_[i - 1], free_[random.below((uint32_t)i)]);
     view = G4KvView{k_.ptr(),   v_.ptr(),    slots ? table_.ptr() : nullptr, table_pages, first_page, page_tokens,
                     kv_heads, hd};
   }
 
-  // Writes positions [begin, end), granting pages as needed.
+  // Fill, grant and revoke change the host's copy; upload() brings it to the device.
   void fill(int slot, const Sequence& s, int begin, int end) {
     for (int pos = begin; pos < end; pos++) {
       const int page = grant(slot, pos);
       for (int h = 0; h < s.kv_heads; h++)
         for (int d = 0; d < s.head_dim; d++) {
           const long long base = g4::kv_page_base(view, page, h);
-          view.k[base + g4::k_offset(pos % view.page_tokens, d, s.head_dim)] = s.k[s.at(pos, h) + d];
-          view.v[base + g4::v_offset(pos % view.page_tokens, d, s.head_dim)] = s.v[s.at(pos, h) + d];
+          host_k_[base + g4::k_offset(pos % view.page_tokens, d, s.head_dim)] = s.k[s.at(pos, h) + d];
+          host_v_[base + g4::v_offset(pos % view.page_tokens, d, s.head_dim)] = s.v[s.at(pos, h) + d];
         }
     }
   }
-  int grant(int slot, int pos) {
+  int page(int slot, int pos) const {
     if (!view.table) return pos / view.page_tokens - view.first_page;
-    int32_t& entry = table_.ptr()[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages];
-    if (entry < 0) entry = free_.back(), free_.pop_back();
-    return entry;
+    return host_table_[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages];
   }
-  void revoke(int slot, int pos) {
-    table_.ptr()[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages] = -1;
+  int grant(int slot, int pos) {
+    if (page(slot, pos) >= 0) return page(slot, pos);
+    entry(slot, pos) = free_.back();
+    free_.pop_back();
+    return page(slot, pos);
   }
+  void revoke(int slot, int pos) { entry(slot, pos) = -1; }
+
+  void upload() {
+    k_.upload(host_k_);
+    v_.upload(host_v_);
+    upload_table();
+  }
+  void upload_table() { table_.upload(host_table_); }
   // Under an address sanitizer, reading a cell that fill() did not write is an error from here on: of K 8 bytes, which
   // are one key's, of V the 16 bytes that hold four keys, when none of the four was written.
-  void forbid_the_rest() {
-#if defined(__SANITIZE_ADDRESS__)
+  void upload_and_forbid_the_rest() {
+    upload();
+#if defined(__SANITIZE_ADDRESS__) && !defined(G4_TEST_DRIVER)
     const auto forbid = [](const Buffer<uint16_t>& b, size_t run) {
       for (size_t i = 0; i < b.size(); i += run)
         if (std::all_of(b.ptr() + i, b.ptr() + i + run, [](uint16_t x) { return x == kNanBits; }))
@@ -86,7 +96,13 @@ class Cache {
   G4KvView view;
 
  private:
+  int32_t& entry(int slot, int pos) {
+    return host_table_[(size_t)slot * view.table_pages + pos / view.page_tokens % view.table_pages];
+  }
+
   int pages_;
+  std::vector<uint16_t> host_k_, host_v_;
+  std::vector<int32_t> host_table_;
   Buffer<uint16_t> k_, v_;
   Buffer<int32_t> table_;
   std::vector<int32_t> free_;

@@ -90,11 +90,11 @@ void check(const Shape& s, const Run& r, const Cache& cache, std::vector<uint16_
       if (slot[row] >= 0)
         want = rope(plain_norm(x + h * s.hd, r.q_weight.data(), s.hd));
       for (int d = 0; d < s.hd; d++)
-        G4_CHECK(r.q_out[(row * s.heads + h) * s.hd + d] == want[d], "q of row %zu head %d dim %d: %04x, want %04x", row,
-                 h, d, r.q_out[(row * s.heads + h) * s.hd + d], want[d]);
+        G4_CHECK(r.q_out[(row * s.heads + h) * s.hd + d] == want[d], "q of row %zu head %d dim %d: %04x, want %04x",
+                 row, h, d, r.q_out[(row * s.heads + h) * s.hd + d], want[d]);
     }
     if (slot[row] < 0) continue;
-    const int page = g4::kv_page(cache.view, slot[row], pos);
+    const int page = cache.page(slot[row], pos);
     if (page < 0) continue;
     for (int h = 0; h < s.kv_heads; h++) {
       const uint16_t* k0 = x + (s.heads + h) * s.hd;
@@ -133,6 +133,7 @@ G4_TEST(qkv_prep_is_norm_then_rope_then_the_fragment_order_for_every_shape) {
     Cache cache(4, kPositions / s.page + 1, s.page, s.kv_heads, s.hd, 0, random);
     const std::vector<int32_t> position{0, 1, 15, 16, 77, 299}, slot{3, 0, 1, 1, 2, 0};
     for (size_t i = 0; i < position.size(); i++) cache.grant(slot[i], position[i]);
+    cache.upload();
     const auto k = cache.k(), v = cache.v();
     check(s, run(s, cache, position, slot, random), cache, k, v, position, slot);
   }
@@ -144,6 +145,7 @@ G4_TEST(qkv_prep_writes_nothing_for_padding_or_a_page_not_granted) {
     Cache cache(2, kPositions / s.page + 1, s.page, s.kv_heads, s.hd, 0, random);
     const std::vector<int32_t> position{-5, 40, 1000000, 41, 200}, slot{-1, 0, -1, 1, 1};
     cache.grant(0, 40);
+    cache.upload();
     const auto k = cache.k(), v = cache.v();
     check(s, run(s, cache, position, slot, random), cache, k, v, position, slot);
   }
@@ -155,12 +157,14 @@ G4_TEST(qkv_prep_stores_into_a_ring_and_into_chunk_scratch) {
   Cache ring(2, 3, s.page, s.kv_heads, s.hd, 0, random);
   std::vector<int32_t> position{250, 251, 280}, slot{1, 1, 1};
   for (int32_t p : position) ring.grant(1, p);
+  ring.upload();
   auto k = ring.k(), v = ring.v();
   check(s, run(s, ring, position, slot, random), ring, k, v, position, slot);
 
   Cache scratch(0, 4, s.page, s.kv_heads, s.hd, 5, random);  // positions 160..
   position = {170, 171, 172, 270};
   slot = {0, 0, 0, 0};
+  scratch.upload();
   k = scratch.k(), v = scratch.v();
   check(s, run(s, scratch, position, slot, random), scratch, k, v, position, slot);
 }

@@ -62,6 +62,8 @@ pub struct Engine {
     generations: Vec<u32>,
     eos_ids: Vec<u32>,
     gauges_at: Option<Instant>,
+    /// Rows of the last collected step.
+    last_rows: Vec<RequestId>,
 }
 
 impl Engine {
@@ -73,6 +75,7 @@ impl Engine {
             eos_ids: runner.forward.config.eos_ids.clone(),
             sequences: HashMap::new(),
             gauges_at: None,
+            last_rows: Vec::new(),
             runner,
             door,
         }
@@ -107,13 +110,23 @@ impl Engine {
         }
     }
 
-    /// One step; false when there was nothing to do.
-    fn step(&mut self) -> Result<bool, EngineError> {
+    /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`].
+    pub fn last_rows(&self) -> &[RequestId] {
+        &self.last_rows
+    }
+
+    pub fn runner(&mut self) -> &mut Runner {
+        &mut self.runner
+    }
+
+    /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it.
+    pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
         self.admit()?;
         let Some((flight, ids)) = self.launch()? else { return Ok(false) };
         let records = self.collect(&flight)?;
         self.settle(&flight, &ids, &records)?;
+        self.last_rows = ids;
         self.publish_gauges(false);
         Ok(true)
     }

@@ -169,16 +169,20 @@ impl Runner {
             self.roster = Some(roster);
         }
         let bucket = *self.buckets.iter().find(|&&b| b >= rows.len()).expect("a bucket holds max_running rows");
-        match self.graphs.iter().find(|g| g.bucket == bucket) {
-            Some(graphs) => graphs.launch(&self.stream)?,
-            None => {
-                self.decode_kernels(&self.stream, bucket)?;
-                self.sampler_kernels(&self.stream, bucket)?;
-            }
-        }
+        self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
         Ok(InFlight { step: self.step, rows })
+    }
+
+    /// Launches a decode step of a bucket in which every row is padding (gates).
+    pub fn launch_padding(&mut self, bucket: usize) -> Result<InFlight, DriverError> {
+        self.tables.upload_rows(&self.stream, &[])?;
+        self.roster = None;
+        self.launch_bucket(bucket)?;
+        self.step += 1;
+        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..0))?;
+        Ok(InFlight { step: self.step, rows: Vec::new() })
     }
 
     /// Waits for a step and hands out its records in row order.
@@ -202,6 +206,17 @@ impl Runner {
         let out = out.slice(0..count * self.forward.config.vocab);
         self.forward.logits(&self.stream, first, count, out)?;
         self.stream.download(out)
+    }
+
+    /// Replays the bucket's graphs, or launches their kernels one by one where nothing was captured.
+    fn launch_bucket(&self, bucket: usize) -> Result<(), DriverError> {
+        match self.graphs.iter().find(|g| g.bucket == bucket) {
+            Some(graphs) => graphs.launch(&self.stream),
+            None => {
+                self.decode_kernels(&self.stream, bucket)?;
+                self.sampler_kernels(&self.stream, bucket)
+            }
+        }
     }
 
     fn decode_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {

@@ -1,0 +1,114 @@
+//! Gate: captured graphs.
+//!
+//! Replay after every input changed equals eager; padding rows touch no page; a call forbidden in capture is refused with
+//! the driver's code and leaves the stream usable; nothing is loaded, captured or allocated after readiness.
+
+mod common;
+#[path = "common/serve.rs"]
+mod serve;
+
+use std::path::Path;
+
+use common::Gate;
+use gemma4_serve::device::{DeviceChoice, DeviceKind, DriverError, Graph, soft};
+use gemma4_serve::engine::start::load_device;
+use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::plan::PlanOptions;
+use gemma4_serve::request::GenerateRequest;
+use serve::{Random, Serve};
+
+fn main() {
+    let mut gate = Gate::start("graphs");
+    let device = load_device(DeviceChoice::Soft).expect("the software device loads");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference/dense");
+    let checkpoint = Checkpoint::open(&folder).expect("a reference checkpoint opens");
+    replay_equals_eager(&mut gate, &checkpoint, device);
+    padding_touches_no_page(&mut gate, &checkpoint, device);
+    forbidden_in_capture(&mut gate, &checkpoint, device);
+    nothing_after_readiness(&mut gate, &checkpoint, device);
+    gate.finish();
+}
+
+fn options(max_running: usize) -> PlanOptions {
+    PlanOptions { max_running, max_context: Some(200), prefill_chunk: 32, ..PlanOptions::default() }
+}
+
+fn requests(seed: u64, count: usize) -> Vec<GenerateRequest> {
+    let mut random = Random(seed);
+    (0..count)
+        .map(|_| GenerateRequest {
+            prompt: (0..1 + random.below(60)).map(|_| random.below(512) as u32).collect(),
+            max_tokens: 2 + random.below(12) as u32,
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+        })
+        .collect()
+}
+
+/// Runs the requests together; the hash of each one's logits.
+fn hashes(serve: &mut Serve, requests: &[GenerateRequest]) -> Vec<u64> {
+    let streams: Vec<_> = requests.iter().map(|r| serve.submit(r.clone())).collect();
+    while serve.step() {}
+    streams.iter().map(|stream| serve.hash(stream.id())).collect()
+}
+
+fn replay_equals_eager(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+    let mut graphs = Serve::new(checkpoint, device, &options(13), true);
+    let mut eager = Serve::new(checkpoint, device, &options(13), false);
+    // The same graphs again and again, with other tokens, positions, slots and pages each time.
+    for (seed, count) in [(1, 1), (2, 3), (3, 13), (4, 7)] {
+        let requests = requests(seed, count);
+        let same = hashes(&mut graphs, &requests) == hashes(&mut eager, &requests);
+        gate.fact(same, &format!("{count} requests give the same bits replayed and eager (seed {seed})"));
+    }
+    let replays = soft::counter("graph_launches").unwrap_or(0);
+    gate.fact(replays > 0, &format!("{replays} graphs were launched"));
+}
+
+/// Everything in the KV pools.
+fn pools(serve: &mut Serve) -> Vec<Vec<u16>> {
+    let runner = serve.engine.runner();
+    let slices: Vec<_> = runner.forward.cache.pools().flat_map(|(k, v)| [k.all(), v.all()]).collect();
+    slices.into_iter().map(|slice| runner.stream.download(slice).expect("a download")).collect()
+}
+
+fn padding_touches_no_page(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+    let mut serve = Serve::new(checkpoint, device, &options(16), true);
+    hashes(&mut serve, &requests(5, 16));
+    let before = pools(&mut serve);
+    for bucket in [1, 2, 4, 8, 12, 16] {
+        let runner = serve.engine.runner();
+        // A roster of nobody in a bucket of its own: every row is padding.
+        let flight = runner.launch_padding(bucket).expect("a launch");
+        runner.collect(&flight, |_, _| {}).expect("a collection");
+        gate.fact(pools(&mut serve) == before, &format!("{bucket} padding rows leave every page as it was"));
+    }
+}
+
+fn forbidden_in_capture(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+    let mut serve = Serve::new(checkpoint, device, &options(2), true);
+    let before = hashes(&mut serve, &requests(6, 2));
+    let stream = &serve.engine.runner().stream;
+    let refused: Result<Graph, DriverError> = Graph::capture(stream, |s| s.synchronize());
+    let code = refused.err().map(|e| e.code as u32);
+    gate.fact(code == Some(900), &format!("a synchronisation inside a capture gives {code:?}, of 900"));
+    let after = hashes(&mut serve, &requests(6, 2));
+    gate.fact(before == after, "the stream goes on after the refused capture");
+}
+
+fn nothing_after_readiness(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+    const COUNTERS: [&str; 4] = ["armed_allocations", "armed_module_loads", "armed_captures", "armed_instantiations"];
+    let mut serve = Serve::new(checkpoint, device, &options(13), true);
+    let read = || COUNTERS.map(|name| soft::counter(name).expect("a counter"));
+    let before = read();
+    soft::arm(true);
+    hashes(&mut serve, &requests(8, 20));
+    let after = read();
+    // The counter itself can count: an allocation now is refused and seen.
+    let context = serve.engine.runner().context.clone();
+    let refused = gemma4_serve::device::DeviceBuffer::<u8>::new(&context, 16).is_err();
+    let counted = read();
+    soft::disarm();
+    gate.fact(before == after, &format!("20 requests after readiness: {COUNTERS:?} {before:?} then {after:?}"));
+    gate.fact(refused && counted[0] > after[0], "an allocation after readiness is refused and counted");
+}

@@ -1,0 +1,193 @@
+//! Gate: same prefix, same bits.
+//!
+//! (1) `score` gives one set of bytes whatever path the tokens take: prefill, decode with and without graphs, chunks of 1,
+//! 7, 16, 64; with the attention segment at its default and at 32. (2) N requests together, ragged, arriving and ending
+//! at different times beside ones that go away, give each the logits of its solo run, bit for bit, under seeds that permute
+//! the device's freedoms.
+
+mod common;
+#[path = "common/serve.rs"]
+mod serve;
+
+use std::path::Path;
+
+use common::Gate;
+use gemma4_serve::config::ScorePath;
+use gemma4_serve::device::{DeviceChoice, DeviceKind, soft};
+use gemma4_serve::engine::start::load_device;
+use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::model::plan::PlanOptions;
+use gemma4_serve::request::GenerateRequest;
+use gemma4_serve::score::{ScoreOptions, Scores, score};
+use serve::{Random, Serve};
+
+fn main() {
+    let mut gate = Gate::start("same_bits");
+    let device = load_device(DeviceChoice::Soft).expect("the software device loads");
+    for name in ["dense", "unified"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(name);
+        let checkpoint = Checkpoint::open(&folder).expect("a reference checkpoint opens");
+        paths_agree(&mut gate, name, &checkpoint, device);
+        together_equals_alone(&mut gate, name, &checkpoint, device);
+    }
+    gate.finish();
+}
+
+/// Tokens enough to cross pages (16), the window (16), small segments (32) and the default sliding one (128).
+fn ids(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
+    let mut random = Random(seed);
+    std::iter::once(2).chain((1..count).map(|_| random.below(vocab) as u32)).collect()
+}
+
+fn paths_agree(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
+    let ids = ids(checkpoint.config.vocab, if gate.full { 300 } else { 140 }, 7);
+    for segment in [None, Some(32)] {
+        let run = |path, graphs| {
+            let options = ScoreOptions { path, graphs, hidden: true, segment };
+            score(checkpoint, device, KernelImage::Shipped(device), &ids, options).expect("a score")
+        };
+        let prefill = run(ScorePath::Prefill, false);
+        let others = [
+            (ScorePath::Decode, true),
+            (ScorePath::Decode, false),
+            (ScorePath::Chunks(1), false),
+            (ScorePath::Chunks(7), false),
+            (ScorePath::Chunks(16), false),
+            (ScorePath::Chunks(64), false),
+        ];
+        for (path, graphs) in others {
+            let other = run(path, graphs);
+            let different = differences(&prefill, &other);
+            let label = format!("{name} segment {segment:?}: {path:?}, graphs {graphs}, equals prefill");
+            gate.fact(different.is_none(), &format!("{label} {}", different.unwrap_or_default()));
+        }
+    }
+}
+
+/// The first place where two scores differ in a bit.
+fn differences(a: &Scores, b: &Scores) -> Option<String> {
+    let states = a.hidden.iter().zip(&b.hidden).enumerate().map(|(i, (a, b))| (format!("state {i}"), a, b));
+    for (what, a, b) in states.chain([("logits".to_owned(), &a.logits, &b.logits)]) {
+        if a.len() != b.len() {
+            return Some(format!("(first in {what}: {} values against {})", a.len(), b.len()));
+        }
+        if let Some(at) = a.iter().zip(b).position(|(x, y)| x.to_bits() != y.to_bits()) {
+            return Some(format!("(first in {what} at {at}: {} against {})", a[at], b[at]));
+        }
+    }
+    None
+}
+
+/// A request and what it gives alone.
+struct Case {
+    request: GenerateRequest,
+    tokens: Vec<u32>,
+    hash: u64,
+}
+
+fn together_equals_alone(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
+    const REQUESTS: usize = 40;
+    let options = PlanOptions {
+        max_running: REQUESTS,
+        max_context: Some(320),
+        // Chunks smaller than most prompts, so that chunk borders fall everywhere.
+        prefill_chunk: 48,
+        ..PlanOptions::default()
+    };
+    soft::set("seed", 0);
+    let mut random = Random(11);
+    let mut alone = Serve::new(checkpoint, device, &options, true);
+    let cases: Vec<Case> =
+        (0..REQUESTS).map(|_| solo(&mut alone, request(&mut random, checkpoint.config.vocab))).collect();
+    drop(alone);
+
+    let counts: Vec<usize> = if gate.full { (1..=REQUESTS).collect() } else { vec![1, 2, 5, 8, 13, 40] };
+    let seeds = if gate.full { 50 } else { 4 };
+    let mut together = Serve::new(checkpoint, device, &options, true);
+    for count in counts {
+        let mut wrong = Vec::new();
+        for seed in 1..=seeds {
+            soft::set("seed", seed);
+            wrong.extend(
+                run_together(&mut together, &cases, count, seed).into_iter().map(|w| format!("seed {seed}: {w}")),
+            );
+        }
+        soft::set("seed", 0);
+        let text = format!("{name}: {count} together equal their solo runs under {seeds} seeds {}", wrong.join("; "));
+        gate.fact(wrong.is_empty(), &text);
+    }
+}
+
+/// Ragged lengths around the borders of page, window, bucket and segment.
+fn request(random: &mut Random, vocab: usize) -> GenerateRequest {
+    const LENGTHS: [usize; 16] = [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 64, 100, 127, 128, 129, 260];
+    let length = LENGTHS[random.below(LENGTHS.len())];
+    GenerateRequest {
+        prompt: ids(vocab, length, random.next()),
+        max_tokens: 1 + random.below(20) as u32,
+        ignore_eos: true,
+        stop_token_ids: Vec::new(),
+    }
+}
+
+fn solo(serve: &mut Serve, request: GenerateRequest) -> Case {
+    let mut stream = serve.submit(request.clone());
+    while serve.step() {}
+    let tokens = drain(&mut stream);
+    Case { request, tokens, hash: serve.hash(stream.id()) }
+}
+
+/// Runs `count` of the cases, arriving at random steps, beside two requests that are cancelled half-way.
+fn run_together(serve: &mut Serve, cases: &[Case], count: usize, seed: u64) -> Vec<String> {
+    let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ count as u64);
+    let first = random.below(cases.len());
+    let chosen: Vec<usize> = (0..count).map(|i| (first + i) % cases.len()).collect();
+    let mut streams = Vec::new();
+    let mut bystanders = Vec::new();
+    let mut next = 0;
+    loop {
+        // A few arrive before each step; the first step has at least one.
+        for _ in 0..random.below(4).max(usize::from(next == 0)) {
+            if next < chosen.len() {
+                streams.push((chosen[next], serve.submit(cases[chosen[next]].request.clone())));
+                next += 1;
+            }
+        }
+        if bystanders.len() < 2 && count < cases.len() && random.below(3) == 0 {
+            let mut request = cases[(first + count) % cases.len()].request.clone();
+            request.max_tokens = 40;
+            bystanders.push(serve.submit(request));
+        }
+        if random.below(6) == 0 {
+            bystanders.pop();
+        }
+        if !serve.step() && next == chosen.len() {
+            break;
+        }
+        if bystanders.len() == 2 && next == chosen.len() {
+            bystanders.clear();
+        }
+    }
+    let mut wrong = Vec::new();
+    for (case, mut stream) in streams {
+        let tokens = drain(&mut stream);
+        let (want, hash) = (&cases[case], serve.hash(stream.id()));
+        if tokens != want.tokens || hash != want.hash {
+            wrong.push(format!(
+                "request {case} gave {tokens:?}, alone {:?}, logits equal: {}",
+                want.tokens,
+                hash == want.hash
+            ));
+        }
+    }
+    wrong
+}
+
+/// The tokens of an ended request; panics if it did not end by length.
+fn drain(stream: &mut gemma4_serve::engine::handle::TokenStream) -> Vec<u32> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let update = runtime.block_on(stream.next());
+    assert_eq!(update.terminal, Some(gemma4_serve::request::Terminal::Length));
+    update.tokens
+}
