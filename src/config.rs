@@ -27,6 +27,8 @@ pub struct Cli {
 pub enum Command {
     /// Writes the teacher-forced logits of a list of token ids, through the kernels and graphs that serve.
     Score(ScoreFlags),
+    /// Measures decode steps and prompts on the device, without HTTP.
+    Bench(crate::bench::BenchFlags),
 }
 
 #[derive(Args, Debug)]

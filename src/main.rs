@@ -10,7 +10,7 @@ use gemma4_serve::engine::handle::{self, EngineDoor};
 use gemma4_serve::engine::start::start_engine;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
-use gemma4_serve::{score, trace};
+use gemma4_serve::{bench, score, trace};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
             }
             Err(e) => refused(&e.to_string()),
         },
+        Some(Command::Bench(flags)) => bench::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained),
         None => match Config::resolve(cli.serve) {
             Ok(config) => serve(config),
             Err(e) => refused(&e.to_string()),
@@ -128,8 +129,12 @@ fn signals() -> std::io::Result<mpsc::Receiver<()>> {
 }
 
 fn score_failed(e: &ScoreError) -> Exit {
-    eprintln!("error: {e}");
-    if e.is_device_failure() { Exit::Failed } else { Exit::Refused }
+    if e.is_device_failure() { failed(&e.to_string()) } else { refused(&e.to_string()) }
+}
+
+fn failed(reason: &str) -> Exit {
+    eprintln!("error: {reason}");
+    Exit::Failed
 }
 
 fn refused(reason: &str) -> Exit {
