@@ -105,11 +105,28 @@ impl Rejection {
         match self {
             BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             BodyTooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
-            BodyUnreadable(_) | MalformedJson(_) | NotAnObject(_) | WrongType { .. } | UnsupportedField(_) | DuplicateField(_)
-            | MissingField(_) | TemperatureUnsupported(_) | StreamOptionsWithoutStream | MaxTokensZero
-            | TooManyStops { .. } | EmptyStop { .. } | StopTooLong { .. } | NoPrompts | EmptyPrompt { .. }
-            | TooManyPrompts { .. } | TokenIdOutOfRange { .. } | ModalityToken { .. } | NotTokenised { .. }
-            | ContextExceeded { .. } | PoolExceeded { .. } | BadRequestId { .. } => StatusCode::BAD_REQUEST,
+            BodyUnreadable(_)
+            | MalformedJson(_)
+            | NotAnObject(_)
+            | WrongType { .. }
+            | UnsupportedField(_)
+            | DuplicateField(_)
+            | MissingField(_)
+            | TemperatureUnsupported(_)
+            | StreamOptionsWithoutStream
+            | MaxTokensZero
+            | TooManyStops { .. }
+            | EmptyStop { .. }
+            | StopTooLong { .. }
+            | NoPrompts
+            | EmptyPrompt { .. }
+            | TooManyPrompts { .. }
+            | TokenIdOutOfRange { .. }
+            | ModalityToken { .. }
+            | NotTokenised { .. }
+            | ContextExceeded { .. }
+            | PoolExceeded { .. }
+            | BadRequestId { .. } => StatusCode::BAD_REQUEST,
             UnknownModel { .. } | NoRoute { .. } => StatusCode::NOT_FOUND,
             WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             DuplicateRequestId(_) => StatusCode::CONFLICT,
@@ -143,10 +160,14 @@ impl Rejection {
             StreamOptionsWithoutStream => Some("stream_options"),
             MaxTokensZero => Some("max_tokens"),
             TooManyStops { .. } | EmptyStop { .. } | StopTooLong { .. } => Some("stop"),
-            NoPrompts | EmptyPrompt { .. } | TooManyPrompts { .. } | TokenIdOutOfRange { .. }
-            | ModalityToken { .. } | NotTokenised { .. } | ContextExceeded { .. } | PoolExceeded { .. } => {
-                Some("prompt")
-            }
+            NoPrompts
+            | EmptyPrompt { .. }
+            | TooManyPrompts { .. }
+            | TokenIdOutOfRange { .. }
+            | ModalityToken { .. }
+            | NotTokenised { .. }
+            | ContextExceeded { .. }
+            | PoolExceeded { .. } => Some("prompt"),
             UnknownModel { .. } => Some("model"),
             _ => None,
         }
@@ -164,8 +185,12 @@ impl Rejection {
             UnsupportedField(_) => "unsupported_field",
             DuplicateField(_) => "duplicate_field",
             MissingField(_) => "missing_field",
-            TemperatureUnsupported(_) | StreamOptionsWithoutStream | MaxTokensZero | TooManyStops { .. }
-            | EmptyStop { .. } | StopTooLong { .. } => "invalid_value",
+            TemperatureUnsupported(_)
+            | StreamOptionsWithoutStream
+            | MaxTokensZero
+            | TooManyStops { .. }
+            | EmptyStop { .. }
+            | StopTooLong { .. } => "invalid_value",
             NoPrompts | EmptyPrompt { .. } => "empty_prompt",
             TooManyPrompts { .. } => "too_many_prompts",
             TokenIdOutOfRange { .. } => "token_id_out_of_range",

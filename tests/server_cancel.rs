@@ -69,7 +69,8 @@ async fn a_client_that_leaves_before_the_first_token_ends_its_request() {
 #[tokio::test]
 async fn leaving_ends_all_prompts_of_the_request_and_no_others() {
     let server = server(8).await;
-    let mut neighbour = server.client.open(json!({"prompt": "n", "max_tokens": 400, "ignore_eos": true, "stream": true})).await;
+    let mut neighbour =
+        server.client.open(json!({"prompt": "n", "max_tokens": 400, "ignore_eos": true, "stream": true})).await;
     let mut body = endless(true);
     body["prompt"] = json!(["a", "b", "c"]);
     leave_when(&server, body, || server.engine.running() == 4).await;

@@ -137,7 +137,8 @@ async fn a_stop_string_halts_generation_and_usage_ends_at_the_match() {
     let server = scripted(ids(&"abcd".repeat(5000))).await;
     server.engine.send(Command::TokensPerStep(7));
     server.engine.send(Command::Pace(std::time::Duration::from_millis(1)));
-    let reply = both(&server, json!({"prompt": "x", "max_tokens": 20_000, "stop": "cd", "return_token_ids": true})).await;
+    let reply =
+        both(&server, json!({"prompt": "x", "max_tokens": 20_000, "stop": "cd", "return_token_ids": true})).await;
     assert_eq!(reply["choices"][0]["text"], "ab");
     assert_eq!(reply["usage"]["completion_tokens"], 4);
     assert_eq!(reply["choices"][0]["token_ids"], json!(ids("abcd")));
@@ -244,8 +245,7 @@ async fn choices_are_streamed_interleaved() {
 #[tokio::test]
 async fn each_chunk_carries_its_own_ids_and_the_first_the_prompts() {
     let server = scripted(ids("a🌍")).await;
-    let mut stream =
-        server.client.open(json!({"prompt": "x", "stream": true, "return_token_ids": true})).await;
+    let mut stream = server.client.open(json!({"prompt": "x", "stream": true, "return_token_ids": true})).await;
     let (mut all, mut prompts) = (Vec::new(), 0);
     while let Some(chunk) = stream.chunk().await {
         let choice = &chunk["choices"][0];

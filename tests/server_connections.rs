@@ -12,7 +12,6 @@ async fn server(flags: &[&'static str]) -> Server {
     Setup::flags(flags).start(|_| ids("abc")).await
 }
 
-
 #[tokio::test]
 async fn idle_sockets_over_the_cap_do_not_keep_a_request_out() {
     // Reliability row 9.

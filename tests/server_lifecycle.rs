@@ -53,7 +53,10 @@ async fn while_loading_live_is_200_ready_503_and_requests_503_with_retry_after()
     assert_eq!(server.client.get("/health/live").await.status, 200);
     assert_eq!(ready(server.client).await, (503, Some("loading".into())));
     let probe = server.client.get("/health/ready").await;
-    assert_eq!((probe.json()["status"].as_str(), probe.json()["error"]["code"].as_str()), (Some("unavailable"), Some("loading")));
+    assert_eq!(
+        (probe.json()["status"].as_str(), probe.json()["error"]["code"].as_str()),
+        (Some("unavailable"), Some("loading"))
+    );
     for reply in [server.client.complete(json!({"prompt": "x"})).await, server.client.get("/v1/models").await] {
         assert_eq!((reply.status, reply.error_code().as_str()), (503, "loading"));
         assert_eq!(reply.header("retry-after"), Some("5"));
@@ -121,7 +124,10 @@ async fn what_outlasts_the_drain_timeout_gets_one_error() {
     let rest = stream.rest().await;
     assert_eq!(rest.len(), 1, "one terminal and no [DONE]: {rest:?}");
     let error: Value = serde_json::from_str(&rest[0]).unwrap();
-    assert_eq!((error["error"]["code"].as_str(), error["error"]["type"].as_str()), (Some("drain_timeout"), Some("unavailable_error")));
+    assert_eq!(
+        (error["error"]["code"].as_str(), error["error"]["type"].as_str()),
+        (Some("drain_timeout"), Some("unavailable_error"))
+    );
     let reply = gathered.await.unwrap();
     assert_eq!((reply.status, reply.error_code().as_str()), (503, "drain_timeout"));
     assert_eq!(server.exit().await, Exit::Drained);
@@ -173,7 +179,11 @@ async fn a_dying_engine_ends_every_request_once_and_the_process_with_1() {
         let mut stream = begun(&server).await;
         let gathered = spawn_complete(server.client);
         server.until("both run", || server.engine.running() == 2).await;
-        server.engine.send(if panics { Command::Panic } else { Command::Die("CUDA_ERROR_ECC_UNCORRECTABLE in launch") });
+        server.engine.send(if panics {
+            Command::Panic
+        } else {
+            Command::Die("CUDA_ERROR_ECC_UNCORRECTABLE in launch")
+        });
         let rest = stream.rest().await;
         assert_eq!(rest.len(), 1, "an error event and no [DONE]: {rest:?}");
         let error: Value = serde_json::from_str(&rest[0]).unwrap();

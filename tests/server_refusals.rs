@@ -68,7 +68,8 @@ async fn the_context_rule_holds_at_its_edges() {
     let json = reply.json();
     assert_eq!(json["usage"], json!({"prompt_tokens": 63, "completion_tokens": 1, "total_tokens": 64}));
     assert_eq!(json["choices"][0]["finish_reason"], "length");
-    for (n, max_tokens) in [(63, json!(10)), (64, Value::Null), (65, Value::Null), (64, json!(1)), (1, json!(u64::MAX))] {
+    for (n, max_tokens) in [(63, json!(10)), (64, Value::Null), (65, Value::Null), (64, json!(1)), (1, json!(u64::MAX))]
+    {
         let reply = server.client.complete(json!({"prompt": prompt(n), "max_tokens": max_tokens})).await;
         assert_eq!((reply.status, reply.error_code().as_str()), (400, "context_length_exceeded"));
         for number in [n.to_string(), "64".into(), max_tokens.as_u64().unwrap_or(1).to_string()] {
@@ -124,6 +125,9 @@ async fn a_full_queue_is_503_with_retry_after_and_the_numbers_before_tokenising(
     }
     accepted.push(one(1));
     server.until("four wait", || server.app.engine.waiting() == 4).await;
+    // Refused before its ids are known: tokenised, this prompt would be a 400.
+    let reply = server.client.complete(json!({"prompt": "<|tool>"})).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (503, "queue_full"));
     // A prompt of 4 MB would take long to tokenise; the refusal does not.
     let long = json!({"prompt": "the and ".repeat(500_000)}).to_string();
     let start = Instant::now();
@@ -209,7 +213,8 @@ async fn a_request_id_is_echoed_or_made() {
     let server = server().await;
     let body = json!({"prompt": "x"}).to_string();
     let (client, body) = (server.client, &body);
-    let post = async move |id: &str| client.send("POST", "/v1/completions", &[("x-request-id", id)], body.clone()).await;
+    let post =
+        async move |id: &str| client.send("POST", "/v1/completions", &[("x-request-id", id)], body.clone()).await;
     let reply = post("abc-1").await;
     assert_eq!((reply.status, reply.header("x-request-id")), (200, Some("abc-1")));
     assert_eq!(reply.json()["id"], "cmpl-abc-1");
@@ -246,9 +251,32 @@ fn random_bodies_never_make_a_5xx_and_never_disturb_the_server() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = runtime.block_on(server());
     let fragments = prop::sample::select(vec![
-        "{", "}", "[", "]", ":", ",", "\"prompt\"", "\"max_tokens\"", "\"stop\"", "\"stream\"", "true", "null", "-1",
-        "1e999", "0", "7", "\"a\"", "\"\\u0000\"", "\"\\ud83c\\udf0d\"", "\"\\ud83c\"", " ", "\u{feff}",
-        "{\"prompt\":", "\"x\"}", "[[", "]]",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "\"prompt\"",
+        "\"max_tokens\"",
+        "\"stop\"",
+        "\"stream\"",
+        "true",
+        "null",
+        "-1",
+        "1e999",
+        "0",
+        "7",
+        "\"a\"",
+        "\"\\u0000\"",
+        "\"\\ud83c\\udf0d\"",
+        "\"\\ud83c\"",
+        " ",
+        "\u{feff}",
+        "{\"prompt\":",
+        "\"x\"}",
+        "[[",
+        "]]",
     ]);
     let json_like = prop::collection::vec(fragments, 0..14).prop_map(|v| v.concat().into_bytes());
     let bytes = prop_oneof![json_like, prop::collection::vec(any::<u8>(), 0..100)];

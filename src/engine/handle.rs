@@ -360,9 +360,8 @@ impl TokenStream {
             let terminal = self.ticket.terminal.get().cloned();
             let published = self.ticket.published();
             if published > self.read || terminal.is_some() {
-                let tokens = (self.read..published)
-                    .map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed))
-                    .collect();
+                let tokens =
+                    (self.read..published).map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed)).collect();
                 self.read = published;
                 self.ended = terminal.is_some();
                 return Update { tokens, terminal };

@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
 use crate::error::Rejection;
@@ -231,10 +231,9 @@ impl<'de> Visitor<'de> for Prompts<'_> {
                 return Err(de::Error::custom("token ids and prompts are mixed in one list"));
             }
             if prompts.len() > PROMPTS_PER_REQUEST_MAX {
-                return Err(context.refuse(Rejection::TooManyPrompts {
-                    count: prompts.len(),
-                    limit: PROMPTS_PER_REQUEST_MAX,
-                }));
+                return Err(
+                    context.refuse(Rejection::TooManyPrompts { count: prompts.len(), limit: PROMPTS_PER_REQUEST_MAX })
+                );
             }
         }
         match (ids.is_empty(), prompts.is_empty()) {

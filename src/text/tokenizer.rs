@@ -41,8 +41,8 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = std::fs::read(path)
-            .map_err(|source| TokenizerError::Read { path: path.display().to_string(), source })?;
+        let bytes =
+            std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.display().to_string(), source })?;
         Self::from_bytes(&bytes)
     }
 
@@ -50,8 +50,7 @@ impl Tokenizer {
         let json: Value = serde_json::from_slice(bytes).map_err(|e| TokenizerError::Parse(e.to_string()))?;
         let mut byte_fallback = false;
         check_decoder(&json["decoder"], &mut byte_fallback)?;
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| TokenizerError::Parse(e.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| TokenizerError::Parse(e.to_string()))?;
         // A file may carry truncation or padding of its training run; a prompt is never cut or padded in silence.
         inner.with_truncation(None).map_err(|e| TokenizerError::Parse(e.to_string()))?;
         inner.with_padding(None);

@@ -82,16 +82,11 @@ impl Client {
         self.send("POST", "/v1/completions", &[], body.to_string()).await
     }
 
-    pub async fn send(
-        &self,
-        method: &str,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: impl Into<Bytes>,
-    ) -> Reply {
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Reply {
         let mut stream = self.open_with(method, path, headers, body).await;
         let mut body = Vec::new();
-        while let Some(frame) = tokio::time::timeout(LIMIT, stream.response.body_mut().frame()).await.expect("in time") {
+        while let Some(frame) = tokio::time::timeout(LIMIT, stream.response.body_mut().frame()).await.expect("in time")
+        {
             if let Ok(data) = frame.expect("a whole body").into_data() {
                 body.extend_from_slice(&data);
             }
