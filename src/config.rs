@@ -70,8 +70,8 @@ pub struct ServeFlags {
     /// Seconds that requests in flight get to finish after that, 0 to 86400; the rest end with an error.
     #[arg(long, default_value = "60", value_name = "SECONDS", value_parser = seconds(0.0, 86_400.0))]
     drain_timeout: Duration,
-    /// Open connections, 1 to 1000000; at the limit the longest idle one is closed for a new one [default: max-running +
-    /// max-waiting + 960].
+    /// Open connections, 1 to 1000000; at the limit the longest idle one is closed for a new one [default: max-running
+    /// + max-waiting + 960].
     #[arg(long, value_name = "N", value_parser = in_range(1, 1_000_000))]
     max_connections: Option<usize>,
     /// Seconds a connection may take to send a request's head, idle time between requests included, 0.1 to 3600.

@@ -29,8 +29,8 @@ pub const BODY_BYTES_MAX: usize = 8 << 20;
 pub const SMALL_BODY_BYTES_MAX: usize = 64 << 10;
 /// Bytes of all larger bodies being read, parsed and tokenised at one time.
 pub const LARGE_BODIES_BYTES_MAX: usize = 128 << 20;
-/// Connections beside those of running and waiting requests that `--max-connections` leaves by default (probes, uploads,
-/// refusals, idle keep-alive).
+/// Connections beside those of running and waiting requests that `--max-connections` leaves by default (probes,
+/// uploads, refusals, idle keep-alive).
 pub const SPARE_CONNECTIONS: usize = 960;
 /// File descriptors that are not connections: device, log, checkpoint shards, listener.
 pub const OTHER_DESCRIPTORS: usize = 256;

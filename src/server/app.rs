@@ -96,8 +96,8 @@ impl App {
         self.leaving.store(true, Ordering::Release);
     }
 
-    /// Takes part in the drain's count from here until the guard is dropped, at the end of the answer's body. Refuses an
-    /// id that is still in flight.
+    /// Takes part in the drain's count from here until the guard is dropped, at the end of the answer's body. Refuses
+    /// an id that is still in flight.
     pub fn enter(self: &Arc<Self>, id: &str) -> Result<InFlight, Rejection> {
         if !self.live_ids.lock().insert(id.to_owned()) {
             return Err(Rejection::DuplicateRequestId(id.to_owned()));

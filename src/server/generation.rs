@@ -1,5 +1,5 @@
-//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed and
-//! gathered answers both read deltas from here.
+//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed
+//! and gathered answers both read deltas from here.
 //!
 //! A choice ends once: with a finish reason, or with an error that ends the request. Dropping it earlier (the client's
 //! connection is gone, so hyper dropped the handler or the body) cancels it in the engine.
