@@ -8,6 +8,7 @@ use clap::Parser;
 use gemma4_serve::config::{Cli, Command, Config, ScoreConfig};
 use gemma4_serve::engine::handle::{self, EngineDoor};
 use gemma4_serve::engine::start::start_engine;
+use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
 use gemma4_serve::{bench, score, trace};
@@ -64,6 +65,7 @@ async fn serve_async(config: Config) -> Exit {
         Ok(listener) => listener,
         Err(e) => return refused(&format!("--host, --port: cannot listen on {address}: {e}")),
     };
+    raise_descriptor_limit(config.max_connections);
     let signals = match signals() {
         Ok(signals) => signals,
         Err(e) => return refused(&format!("signals cannot be caught: {e}")),
@@ -106,6 +108,22 @@ fn spawn_engine(
             Err(e) => EngineEnd::Failed(format!("the engine thread cannot start: {e}")),
             Ok(_) => end.await.unwrap_or_else(|_| EngineEnd::Failed("the engine start panicked".into())),
         }
+    }
+}
+
+/// Raises the soft limit of file descriptors to what the connections may need, as far as the hard limit goes. At the
+/// limit accept pauses and idle connections are closed, so less is worth a warning, not a refusal.
+fn raise_descriptor_limit(max_connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = (max_connections + OTHER_DESCRIPTORS) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let raised = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    let result = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    if result.is_err() || raised < wanted {
+        tracing::warn!("--max-connections {max_connections} may need {wanted} file descriptors; the limit is {raised}");
     }
 }
 
