@@ -16,7 +16,7 @@ if [ $# -ge 1 ]; then
   cp "$1" "$work/libcuda.so"
 else
   g++ -shared -fPIC -O2 -std=c++17 -ffp-contract=off -fvisibility=hidden "$root"/csrc/soft/*.cpp -o "$work/libcuda.so" \
-    -static-libstdc++ -static-libgcc -Wl,-soname,libcuda.so -Wl,-Bsymbolic -Wl,--no-undefined \
+    -static-libstdc++ -static-libgcc -Wl,-soname,libcuda.so -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,--no-undefined \
     -Wl,--version-script="$root/csrc/soft/exports.map" -lpthread
 fi
 

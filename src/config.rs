@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::device::DeviceChoice;
-use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX, WAITING_MAX};
+use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX, SPARE_CONNECTIONS, WAITING_MAX};
 
 /// Model id of the checkpoint compiled into the binary.
 pub const EMBEDDED_MODEL_NAME: &str = "gemma4-embedded";
@@ -27,6 +27,8 @@ pub struct Cli {
 pub enum Command {
     /// Writes the teacher-forced logits of a list of token ids, through the kernels and graphs that serve.
     Score(ScoreFlags),
+    /// Measures decode steps and prompts on the device, without HTTP.
+    Bench(crate::bench::BenchFlags),
 }
 
 #[derive(Args, Debug)]
@@ -70,9 +72,10 @@ pub struct ServeFlags {
     /// Seconds that requests in flight get to finish after that, 0 to 86400; the rest end with an error.
     #[arg(long, default_value = "60", value_name = "SECONDS", value_parser = seconds(0.0, 86_400.0))]
     drain_timeout: Duration,
-    /// Open connections, 1 to 1000000; at the limit the longest idle one is closed for a new one.
-    #[arg(long, default_value_t = 900, value_name = "N", value_parser = in_range(1, 1_000_000))]
-    max_connections: usize,
+    /// Open connections, 1 to 1000000; at the limit the longest idle one is closed for a new one [default: max-running
+    /// + max-waiting + 960].
+    #[arg(long, value_name = "N", value_parser = in_range(1, 1_000_000))]
+    max_connections: Option<usize>,
     /// Seconds a connection may take to send a request's head, idle time between requests included, 0.1 to 3600.
     #[arg(long, default_value = "60", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     header_timeout: Duration,
@@ -201,7 +204,8 @@ impl Config {
             graphs: !flags.no_graphs,
             drain_delay: flags.drain_delay,
             drain_timeout: flags.drain_timeout,
-            max_connections: flags.max_connections,
+            // Requests in flight must not take every connection: the probes need some.
+            max_connections: flags.max_connections.unwrap_or(flags.max_running + flags.max_waiting + SPARE_CONNECTIONS),
             header_timeout: flags.header_timeout,
             body_timeout: flags.body_timeout,
             write_timeout: flags.write_timeout,
@@ -334,7 +338,7 @@ mod tests {
         assert_eq!((config.max_running, config.max_waiting, config.prefill_chunk), (64, 1024, 2048));
         assert_eq!((config.drain_delay, config.drain_timeout), (Duration::from_secs(5), Duration::from_secs(60)));
         assert_eq!((config.port, config.device, config.graphs), (8000, DeviceChoice::Auto, true));
-        assert_eq!(config.served_model_name, EMBEDDED_MODEL_NAME);
+        assert_eq!((config.served_model_name.as_str(), config.max_connections), (EMBEDDED_MODEL_NAME, 2048));
         assert!(config.page().contains("max-running        64 sequences\n"), "{}", config.page());
     }
 

@@ -68,8 +68,8 @@ pub enum Rejection {
     )]
     ContextExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, context: usize },
     #[error(
-        "prompt {prompt_index} needs {needed} tokens of KV cache ({prompt_tokens} of the prompt, max_tokens {max_tokens}, \
-         the last one not cached), but the whole pool holds {pool}: it can never run here"
+        "prompt {prompt_index} needs {needed} tokens of KV cache ({prompt_tokens} of the prompt, max_tokens \
+         {max_tokens}, the last one not cached), but the whole pool holds {pool}: it can never run here"
     )]
     PoolExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, needed: u64, pool: usize },
 

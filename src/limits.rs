@@ -25,7 +25,17 @@ pub const PREFILL_CHUNK_MAX: usize = 65_536;
 pub const LOGGED_FIELD_BYTES_MAX: usize = 512;
 /// Body of a request in bytes.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bodies above this many bytes share [`LARGE_BODIES_BYTES_MAX`]; smaller ones never wait for them.
+pub const SMALL_BODY_BYTES_MAX: usize = 64 << 10;
+/// Bytes of all larger bodies being read, parsed and tokenised at one time.
+pub const LARGE_BODIES_BYTES_MAX: usize = 128 << 20;
+/// Connections beside those of running and waiting requests that `--max-connections` leaves by default (probes,
+/// uploads, refusals, idle keep-alive).
+pub const SPARE_CONNECTIONS: usize = 960;
+/// File descriptors that are not connections: device, log, checkpoint shards, listener.
+pub const OTHER_DESCRIPTORS: usize = 256;
 /// Bytes of a safetensors header; the largest published one is below 1 MiB.
 pub const SAFETENSORS_HEADER_BYTES_MAX: usize = 64 << 20;
 
+const _: () = assert!(SMALL_BODY_BYTES_MAX < BODY_BYTES_MAX && BODY_BYTES_MAX <= LARGE_BODIES_BYTES_MAX);
 const _: () = assert!(BUCKETS[BUCKETS.len() - 1] == ROWS_MAX);

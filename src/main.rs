@@ -8,9 +8,10 @@ use clap::Parser;
 use gemma4_serve::config::{Cli, Command, Config, ScoreConfig};
 use gemma4_serve::engine::handle::{self, EngineDoor};
 use gemma4_serve::engine::start::start_engine;
+use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
-use gemma4_serve::{score, trace};
+use gemma4_serve::{bench, score, trace};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             }
             Err(e) => refused(&e.to_string()),
         },
+        Some(Command::Bench(flags)) => bench::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained),
         None => match Config::resolve(cli.serve) {
             Ok(config) => serve(config),
             Err(e) => refused(&e.to_string()),
@@ -63,6 +65,7 @@ async fn serve_async(config: Config) -> Exit {
         Ok(listener) => listener,
         Err(e) => return refused(&format!("--host, --port: cannot listen on {address}: {e}")),
     };
+    raise_descriptor_limit(config.max_connections);
     let signals = match signals() {
         Ok(signals) => signals,
         Err(e) => return refused(&format!("signals cannot be caught: {e}")),
@@ -108,6 +111,22 @@ fn spawn_engine(
     }
 }
 
+/// Raises the soft limit of file descriptors to what the connections may need, as far as the hard limit goes. At the
+/// limit accept pauses and idle connections are closed, so less is worth a warning, not a refusal.
+fn raise_descriptor_limit(max_connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = (max_connections + OTHER_DESCRIPTORS) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let raised = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    let result = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    if result.is_err() || raised < wanted {
+        tracing::warn!("--max-connections {max_connections} may need {wanted} file descriptors; the limit is {raised}");
+    }
+}
+
 /// One message for each SIGTERM or SIGINT.
 fn signals() -> std::io::Result<mpsc::Receiver<()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -128,8 +147,12 @@ fn signals() -> std::io::Result<mpsc::Receiver<()>> {
 }
 
 fn score_failed(e: &ScoreError) -> Exit {
-    eprintln!("error: {e}");
-    if e.is_device_failure() { Exit::Failed } else { Exit::Refused }
+    if e.is_device_failure() { failed(&e.to_string()) } else { refused(&e.to_string()) }
+}
+
+fn failed(reason: &str) -> Exit {
+    eprintln!("error: {reason}");
+    Exit::Failed
 }
 
 fn refused(reason: &str) -> Exit {

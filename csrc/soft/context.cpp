@@ -33,10 +33,10 @@ void drain(Lock& lock, const std::shared_ptr<Context>& ctx) {
 
 // Waits for the context's work, then takes back everything it owned.
 void tear_down(Lock& lock, const std::shared_ptr<Context>& ctx) {
+  ctx->alive = false;  // first: the drain below lets others in
   for (const auto& s : ctx->streams)
     if (s->capture) invalidate(*s->capture, "destruction of the context");
   drain(lock, ctx);
-  ctx->alive = false;
   World& w = world();
   const auto owned = [&](const auto& object) { return object.ctx == ctx; };
   w.execs.remove_if(owned);

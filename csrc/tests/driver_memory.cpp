@@ -30,7 +30,7 @@ G4_TEST(freed_memory_is_poison) {
     G4_CHECK(byte_at(p, 0) == 1 && byte_at(p, bytes - 1) == 1, "set");
     G4_OK(cuMemFree_v2(p));
     for (size_t i : {(size_t)0, (size_t)bytes / 2, (size_t)bytes - 1})
-      G4_CHECK(byte_at(p, i) == 0xFB, "byte %zu of %d", i, bytes);
+      G4_CHECK(byte_at(p, i) == 0xFB, "byte %zu of %zu", i, (size_t)bytes);
   }
 }
 

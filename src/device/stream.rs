@@ -68,7 +68,7 @@ impl Stream {
     /// Copies device memory to the host and waits for it.
     pub fn download<T: Pod>(&self, src: DeviceSlice<T>) -> Result<Vec<T>, DriverError> {
         let mut host = vec![T::zeroed(); src.len()];
-        if src.len() > 0 {
+        if !src.is_empty() {
             // SAFETY: `host` holds src.len() elements and is not touched before the synchronisation below.
             unsafe { cu!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), src.address(), src.bytes(), self.raw))? };
         }
@@ -85,7 +85,7 @@ impl Stream {
 
     /// Enqueues a fill with one byte value.
     pub fn fill<T: Pod>(&self, dst: DeviceSlice<T>, byte: u8) -> Result<(), DriverError> {
-        if dst.len() == 0 {
+        if dst.is_empty() {
             return Ok(());
         }
         // SAFETY: the slice lies inside a live allocation.

@@ -8,11 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::config::Config;
 use crate::engine::handle::{EngineHandle, EngineState, Refusal};
 use crate::error::Rejection;
+use crate::limits::{LARGE_BODIES_BYTES_MAX, SMALL_BODY_BYTES_MAX};
 use crate::server::ServedModel;
 
 pub struct App {
@@ -21,6 +22,8 @@ pub struct App {
     pub metrics: PrometheusHandle,
     /// Unix time of the start, for `/v1/models`.
     pub started_s: u64,
+    /// What large bodies may take together, in units of [`SMALL_BODY_BYTES_MAX`].
+    pub large_bodies: Semaphore,
     /// Set once, by the engine start; the socket is bound before.
     model: OnceLock<Arc<ServedModel>>,
     /// A signal came: readiness is off, whether or not requests are still accepted.
@@ -41,6 +44,7 @@ impl App {
             engine,
             metrics: crate::metrics::install(),
             started_s: unix_time_s(),
+            large_bodies: Semaphore::new(LARGE_BODIES_BYTES_MAX / SMALL_BODY_BYTES_MAX),
             model: OnceLock::new(),
             leaving: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
@@ -92,8 +96,8 @@ impl App {
         self.leaving.store(true, Ordering::Release);
     }
 
-    /// Takes part in the drain's count from here until the guard is dropped, at the end of the answer's body. Refuses an
-    /// id that is still in flight.
+    /// Takes part in the drain's count from here until the guard is dropped, at the end of the answer's body. Refuses
+    /// an id that is still in flight.
     pub fn enter(self: &Arc<Self>, id: &str) -> Result<InFlight, Rejection> {
         if !self.live_ids.lock().insert(id.to_owned()) {
             return Err(Rejection::DuplicateRequestId(id.to_owned()));

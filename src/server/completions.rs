@@ -11,9 +11,12 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::sync::SemaphorePermit;
 
 use crate::error::Rejection;
-use crate::limits::{BODY_BYTES_MAX, LOGGED_FIELD_BYTES_MAX, REQUEST_ID_BYTES_MAX, TOKENISE_INLINE_BYTES_MAX};
+use crate::limits::{
+    BODY_BYTES_MAX, LOGGED_FIELD_BYTES_MAX, REQUEST_ID_BYTES_MAX, SMALL_BODY_BYTES_MAX, TOKENISE_INLINE_BYTES_MAX,
+};
 use crate::metrics::Outcome;
 use crate::request::Failure;
 use crate::server::admission::{admit, off_reactor};
@@ -56,11 +59,12 @@ async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request) -> Result<
     app.accepting()?;
     let model = app.model()?;
     let (parts, body) = request.into_parts();
-    let bytes = read_body(&app, &parts.headers, body).await?;
+    // The share is held until the prompts are admitted, in ids.
+    let (bytes, _share) = read_body(&app, &parts.headers, body).await?;
     let mut request = off_reactor(bytes.len() > TOKENISE_INLINE_BYTES_MAX, move || wire::parse(&bytes)).await?;
     let accepted = admit(&app, &model, &mut request).await?;
     log_accepted(id, &request, &accepted.iter().map(|a| a.prompt_ids.len()).collect::<Vec<_>>());
-    let choices = Choices::new(&model, accepted, &request.stop, arrived);
+    let choices = Choices::new(&model, accepted, &request.stop, arrived, in_flight);
     let header = reply::Header {
         id: format!("cmpl-{}", id.id),
         created_s: unix_time_s(),
@@ -69,24 +73,40 @@ async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request) -> Result<
         include_usage: request.include_usage,
     };
     if request.stream {
-        reply::stream(header, choices, in_flight, app.config.stream_keep_alive).await
+        reply::stream(header, choices, app.config.stream_keep_alive).await
     } else {
-        reply::gather(header, choices, in_flight).await
+        reply::gather(header, choices).await
     }
 }
 
-/// Reads the body within its limits of size and time; one that announces too much is refused unread.
-async fn read_body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, Rejection> {
+/// Reads the body within its limits of size and time; one that announces too much is refused unread. A large body first
+/// takes its share of what large bodies may use together.
+async fn read_body<'a>(
+    app: &'a App,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), Rejection> {
     let limit_bytes = BODY_BYTES_MAX;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|n| n > limit_bytes as u64) {
-        return Err(Rejection::BodyTooLarge { limit_bytes });
-    }
+    let bytes_max = match announced {
+        Some(n) if n > limit_bytes as u64 => return Err(Rejection::BodyTooLarge { limit_bytes }),
+        Some(n) => n as usize,
+        None => limit_bytes,
+    };
+    let read = async {
+        let share = match bytes_max {
+            0..=SMALL_BODY_BYTES_MAX => None,
+            // Never closed, so there is no error to see.
+            _ => app.large_bodies.acquire_many(bytes_max.div_ceil(SMALL_BODY_BYTES_MAX) as u32).await.ok(),
+        };
+        Ok((Limited::new(body, limit_bytes).collect().await?.to_bytes(), share))
+    };
     let limit = app.config.body_timeout;
-    match tokio::time::timeout(limit, Limited::new(body, limit_bytes).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(Rejection::BodyTooLarge { limit_bytes }),
-        Ok(Err(e)) => Err(Rejection::BodyUnreadable(e.to_string())),
+    match tokio::time::timeout(limit, read).await {
+        Ok(result) => result.map_err(|e: axum::BoxError| match e.is::<LengthLimitError>() {
+            true => Rejection::BodyTooLarge { limit_bytes },
+            false => Rejection::BodyUnreadable(e.to_string()),
+        }),
         Err(_) => Err(Rejection::BodyTooSlow { limit_s: limit.as_secs_f64() }),
     }
 }

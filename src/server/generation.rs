@@ -1,5 +1,5 @@
-//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed and
-//! gathered answers both read deltas from here.
+//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed
+//! and gathered answers both read deltas from here.
 //!
 //! A choice ends once: with a finish reason, or with an error that ends the request. Dropping it earlier (the client's
 //! connection is gone, so hyper dropped the handler or the body) cancels it in the engine.
@@ -19,6 +19,7 @@ use crate::metrics::{GENERATED_TOKENS_TOTAL, INTER_TOKEN, Outcome, PROMPT_TOKENS
 use crate::request::{Cancel, Failure, Terminal};
 use crate::server::ServedModel;
 use crate::server::admission::Accepted;
+use crate::server::app::InFlight;
 use crate::text::TextOutput;
 
 /// Why a choice ended, in the API's words.
@@ -149,6 +150,19 @@ impl Drop for Choice {
     }
 }
 
+/// The one line of the log on how a request ended.
+impl Drop for Choices {
+    fn drop(&mut self) {
+        let end = match (self.request_failed.load(Ordering::Acquire), self.running.is_empty()) {
+            (true, _) => "failed",
+            (false, true) => "finished",
+            (false, false) => "aborted: the client went away",
+        };
+        let (request_id, seconds) = (self.in_flight.id(), self.arrived.elapsed().as_secs_f64());
+        tracing::info!(%request_id, completion_tokens = self.completion_tokens, seconds, "{end}");
+    }
+}
+
 type Pending = Pin<Box<dyn Future<Output = (Choice, Result<Delta, Rejection>)> + Send>>;
 
 /// The choices of one request that have not ended.
@@ -156,10 +170,19 @@ pub struct Choices {
     running: FuturesUnordered<Pending>,
     prompt_ids: Vec<Vec<u32>>,
     completion_tokens: usize,
+    arrived: Instant,
+    request_failed: Arc<AtomicBool>,
+    in_flight: InFlight,
 }
 
 impl Choices {
-    pub fn new<S: AsRef<str>>(model: &Arc<ServedModel>, accepted: Vec<Accepted>, stop: &[S], arrived: Instant) -> Self {
+    pub fn new<S: AsRef<str>>(
+        model: &Arc<ServedModel>,
+        accepted: Vec<Accepted>,
+        stop: &[S],
+        arrived: Instant,
+        in_flight: InFlight,
+    ) -> Self {
         let request_failed = Arc::new(AtomicBool::new(false));
         let (running, mut prompt_ids) = (FuturesUnordered::new(), Vec::new());
         for (index, Accepted { prompt_ids: ids, stream }) in accepted.into_iter().enumerate() {
@@ -177,7 +200,7 @@ impl Choices {
                 request_failed: request_failed.clone(),
             }));
         }
-        Self { running, prompt_ids, completion_tokens: 0 }
+        Self { running, prompt_ids, completion_tokens: 0, arrived, request_failed, in_flight }
     }
 
     /// The next delta of any choice; none when all have ended. After an error the request is over.

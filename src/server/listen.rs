@@ -1,8 +1,9 @@
 //! Connections: accepted with a cap and a pause on errors, each with its time limits, closed in order at the end.
 //!
-//! A silent or half-open peer costs one connection until the head's time limit; at the cap, the connection that has been
-//! idle longest makes room for a new one, so idle sockets cannot keep others out. A peer that stops reading is found by
-//! the write time limit: of our own pending write, and of unacknowledged bytes in the kernel (TCP_USER_TIMEOUT).
+//! A silent or half-open peer costs one connection until the head's time limit; at the cap, the connection that has
+//! been idle longest makes room for a new one, so idle sockets cannot keep others out. A peer that stops reading is
+//! found by the write time limit: of our own pending write, and of unacknowledged bytes in the kernel
+//! (TCP_USER_TIMEOUT).
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -70,8 +70,8 @@ impl ServedModel {
         Ok(())
     }
 
-    /// The answer's length: as asked if context and KV pool hold it, else a refusal with the numbers (B47, B48). Without
-    /// `max_tokens`, the default cut to what fits.
+    /// The answer's length: as asked if context and KV pool hold it, else a refusal with the numbers (B47, B48).
+    /// Without `max_tokens`, the default cut to what fits.
     pub fn max_tokens(&self, prompt_index: usize, prompt_tokens: usize, asked: Option<u64>) -> Result<u32, Rejection> {
         // The last generated token is never fed back, so the pool holds one token more than its cache.
         let context_room = self.max_context.saturating_sub(prompt_tokens);

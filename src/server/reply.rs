@@ -11,7 +11,6 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::error::Rejection;
-use crate::server::app::InFlight;
 use crate::server::generation::{Choices, Delta, Finish};
 
 /// What stays the same over all objects of one answer.
@@ -87,7 +86,7 @@ impl Header {
 }
 
 /// Gathers all deltas into one object.
-pub async fn gather(header: Header, mut choices: Choices, in_flight: InFlight) -> Result<Response, Rejection> {
+pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Rejection> {
     let mut whole: Vec<Delta> =
         (0..choices.prompt_ids().len()).map(|index| Delta { index, ..Delta::default() }).collect();
     while let Some(delta) = choices.next().await {
@@ -103,9 +102,9 @@ pub async fn gather(header: Header, mut choices: Choices, in_flight: InFlight) -
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CONTENT_LENGTH, HeaderValue::from(json.len())),
     ];
-    // The guard goes with the body: a drain waits until the answer is written.
+    // The choices, which hold the request's place in the drain's count, go with the body until it is written.
     let body = futures_util::stream::once(async move {
-        let _in_flight = in_flight;
+        let _choices = choices;
         Ok::<_, Infallible>(Bytes::from(json))
     });
     Ok((head, Body::from_stream(body)).into_response())
@@ -113,20 +112,14 @@ pub async fn gather(header: Header, mut choices: Choices, in_flight: InFlight) -
 
 /// Streams the deltas as server-sent events. The head is sent with the first delta, so a failure before it still has a
 /// status of its own; a long wait for it sends the head and a comment line instead.
-pub async fn stream(
-    header: Header,
-    mut choices: Choices,
-    in_flight: InFlight,
-    keep_alive: Duration,
-) -> Result<Response, Rejection> {
+pub async fn stream(header: Header, mut choices: Choices, keep_alive: Duration) -> Result<Response, Rejection> {
     let first = match tokio::time::timeout(keep_alive, choices.next()).await {
         Ok(Some(Err(rejection))) => return Err(rejection),
         Ok(delta) => Event::Next(delta),
         Err(_) => Event::Silence,
     };
     let begun = vec![false; choices.prompt_ids().len()];
-    let state =
-        Streaming { header, choices, begun, first: Some(first), keep_alive, over: false, _in_flight: in_flight };
+    let state = Streaming { header, choices, begun, first: Some(first), keep_alive, over: false };
     let body = Body::from_stream(futures_util::stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(bytes)), state))
@@ -153,7 +146,6 @@ struct Streaming {
     first: Option<Event>,
     keep_alive: Duration,
     over: bool,
-    _in_flight: InFlight,
 }
 
 impl Streaming {

@@ -3,9 +3,10 @@
 //! The only undecided state is the bytes of one unfinished character, three at most, so the cost of a token does not
 //! depend on how many came before. Bytes that cannot become a character turn into U+FFFD, one for each maximal invalid
 //! part (the Unicode recommendation, and what `String::from_utf8_lossy` does), when that becomes certain: at the next
-//! piece or at the end. The text is therefore the lossy decoding of the concatenated bytes, whatever the split. It equals
-//! `tokenizers`' own decode wherever runs of byte tokens are valid UTF-8; where a run is not, that library replaces the
-//! whole run, valid characters included, which a stream could only follow by holding every run back to its end.
+//! piece or at the end. The text is therefore the lossy decoding of the concatenated bytes, whatever the split. It
+//! equals `tokenizers`' own decode wherever runs of byte tokens are valid UTF-8; where a run is not, that library
+//! replaces the whole run, valid characters included, which a stream could only follow by holding every run back to its
+//! end.
 
 use super::tokenizer::Piece;
 
@@ -124,7 +125,10 @@ mod tests {
         }
 
         #[test]
-        fn valid_runs_decode_as_the_library_does(text in "[ -;=-~é🌍中\n]{0,40}", specials in prop::collection::vec((0usize..60, prop::sample::select(vec![1u32, 2, 105, 106])), 0..4)) {
+        fn valid_runs_decode_as_the_library_does(
+            text in "[ -;=-~é🌍中\n]{0,40}",
+            specials in prop::collection::vec((0usize..60, prop::sample::select(vec![1u32, 2, 105, 106])), 0..4),
+        ) {
             let tokenizer = tiny();
             let ids = tokenizer.encode(&text).unwrap();
             let library = tokenizers::Tokenizer::from_bytes(include_bytes!("../../tests/data/tokenizer.json")).unwrap();
@@ -136,7 +140,9 @@ mod tests {
         }
 
         #[test]
-        fn any_ids_decode_to_the_lossy_text_of_their_bytes(ids in prop::collection::vec(prop_oneof![110u32..366, 100u32..480], 0..60)) {
+        fn any_ids_decode_to_the_lossy_text_of_their_bytes(
+            ids in prop::collection::vec(prop_oneof![110u32..366, 100u32..480], 0..60),
+        ) {
             let tokenizer = tiny();
             prop_assert_eq!(tokenizer.decode(&ids), lossy(&ids));
         }

@@ -13,8 +13,8 @@ impl TextOutput {
         Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops) }
     }
 
-    /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave no
-    /// text beside the tokenizer's own special ones (the model's EOS list).
+    /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave
+    /// no text beside the tokenizer's own special ones (the model's EOS list).
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, silent: bool, out: &mut String) -> bool {
         if silent {
             return self.stops.matched();

@@ -1,13 +1,13 @@
 //! Stop strings over text, not tokens (B29), holding back no more than must be (B30, B31).
 //!
-//! Definition: the text ends before the stop string whose *last* byte comes first; of several that end on the same byte,
-//! before the longest. Ending first, not starting first, is what makes the result a function of the text alone: it never
-//! depends on how the text was cut into deltas.
+//! Definition: the text ends before the stop string whose *last* byte comes first; of several that end on the same
+//! byte, before the longest. Ending first, not starting first, is what makes the result a function of the text alone:
+//! it never depends on how the text was cut into deltas.
 //!
 //! For each stop string the matcher keeps the length of the longest suffix of the text that is a prefix of it
 //! (Knuth, Morris, Pratt), so a byte costs amortised constant time for each string. The longest of these suffixes is
-//! exactly what must be held back: it may yet become a match, and nothing before it can. It starts with the first byte of
-//! a stop string, so a character is never cut.
+//! exactly what must be held back: it may yet become a match, and nothing before it can. It starts with the first byte
+//! of a stop string, so a character is never cut.
 
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -192,7 +192,10 @@ mod tests {
         }
 
         #[test]
-        fn what_is_held_is_always_the_longest_proper_prefix(stops in prop::collection::vec(small(5), 1..4), text in small(24)) {
+        fn what_is_held_is_always_the_longest_proper_prefix(
+            stops in prop::collection::vec(small(5), 1..4),
+            text in small(24),
+        ) {
             let (mut matcher, mut out, mut seen) = (StopMatcher::new(&stops), String::new(), String::new());
             for c in text.chars() {
                 seen.push(c);

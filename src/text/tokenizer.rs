@@ -1,7 +1,7 @@
 //! The checkpoint's tokenizer: text to ids, and the bytes one id stands for.
 //!
-//! Nothing is added while encoding: BOS is decided on ids by the caller (B87). Text is parsed as the tokenizer parses it,
-//! so the text of a special token (`<bos>`, `<|turn>`) in a raw completion prompt becomes that token; only a chat
+//! Nothing is added while encoding: BOS is decided on ids by the caller (B87). Text is parsed as the tokenizer parses
+//! it, so the text of a special token (`<bos>`, `<|turn>`) in a raw completion prompt becomes that token; only a chat
 //! template, which knows which text is the user's, can do otherwise.
 
 use std::collections::HashSet;
@@ -117,9 +117,9 @@ fn fallback_byte(token: &str) -> Option<u8> {
     u8::from_str_radix(hex, 16).ok()
 }
 
-/// Accepts the decoders under which the text of a sequence is the concatenation of its tokens' bytes: replacing a string
-/// inside a token, byte fallback, joining. Anything else (stripping the first token's space, cleaning up) is refused at
-/// start, since it would make the incremental text differ from the whole.
+/// Accepts the decoders under which the text of a sequence is the concatenation of its tokens' bytes: replacing a
+/// string inside a token, byte fallback, joining. Anything else (stripping the first token's space, cleaning up) is
+/// refused at start, since it would make the incremental text differ from the whole.
 fn check_decoder(decoder: &Value, byte_fallback: &mut bool) -> Result<(), TokenizerError> {
     match decoder["type"].as_str() {
         Some("Sequence") => {

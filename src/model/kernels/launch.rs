@@ -31,7 +31,7 @@ impl Gemm {
 /// S(K) of the numeric contract: the largest of 8, 4, 2, 1 that divides ceil(k/16) with at least 11 steps a slab.
 pub fn slab_count(k: usize) -> usize {
     let steps = k.div_ceil(G4_TILE_K as usize);
-    [8, 4, 2].into_iter().find(|s| steps % s == 0 && steps / s >= G4_SLAB_STEPS_MIN as usize).unwrap_or(1)
+    [8, 4, 2].into_iter().find(|&s| steps.is_multiple_of(s) && steps / s >= G4_SLAB_STEPS_MIN as usize).unwrap_or(1)
 }
 
 /// Tokens the smallest small-GEMM instance that fits `rows` is made for: 8, 16, 32, 64 or 128.

@@ -1,11 +1,9 @@
 //! Clients that go away: streaming or not, queued or running (B92, reliability rows 13 to 15).
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Command, Server, Setup, ids};
 use serde_json::{Value, json};
-use support::{Command, Server, Setup, ids};
 
 /// A request that would run for ever.
 fn endless(stream: bool) -> Value {

@@ -24,7 +24,7 @@ pub const EOS: u32 = 1;
 pub const BOS: u32 = 2;
 
 pub fn tokenizer() -> Tokenizer {
-    Tokenizer::from_bytes(include_bytes!("../data/tokenizer.json")).expect("the test tokenizer")
+    Tokenizer::from_bytes(include_bytes!("../../data/tokenizer.json")).expect("the test tokenizer")
 }
 
 /// Ids of a text, no BOS.
@@ -122,16 +122,16 @@ impl Server {
         self.signals.send(()).await.expect("the server runs");
     }
 
-    /// The process's exit code; fails after 20 s.
+    /// The process's exit code; fails after 60 s.
     pub async fn exit(self) -> Exit {
-        tokio::time::timeout(Duration::from_secs(20), self.exit).await.expect("an exit").expect("no panic")
+        tokio::time::timeout(Duration::from_secs(60), self.exit).await.expect("an exit").expect("no panic")
     }
 
-    /// Waits for a fact, up to 10 s.
+    /// Waits for a fact, up to 30 s.
     pub async fn until(&self, what: &str, fact: impl Fn() -> bool) {
         let start = Instant::now();
         while !fact() {
-            assert!(start.elapsed() < Duration::from_secs(10), "never came true: {what}");
+            assert!(start.elapsed() < Duration::from_secs(30), "never came true: {what}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

@@ -1,10 +1,8 @@
 //! What a client sees of `POST /v1/completions`, streamed and gathered, on a scripted engine.
 
-mod support;
-
+use crate::support::{BOS, Command, EOS, Server, Setup, ids, tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use support::{BOS, Command, EOS, Server, Setup, ids, tokenizer};
 
 /// A server whose engine answers every request with these tokens.
 async fn scripted(tokens: Vec<u32>) -> Server {

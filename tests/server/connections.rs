@@ -1,11 +1,9 @@
 //! Connections that are silent, slow or too many; and the numbers of `/metrics`.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{Command, Server, Setup, ids};
 use serde_json::json;
-use support::{Command, Server, Setup, ids};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn server(flags: &[&'static str]) -> Server {
