@@ -248,7 +248,10 @@ fn kernel_index(tree: &Tree) -> Vec<String> {
 fn dead_files(tree: &Tree) -> Vec<String> {
     let mut alive: BTreeSet<String> = BTreeSet::new();
     let is_root = |path: &str| {
-        let in_folder = |folder: &str| path.strip_prefix(folder).is_some_and(|rest| !rest.contains('/'));
+        // A target of cargo: tests/a.rs, tests/a/main.rs, gates/a.rs.
+        let in_folder = |folder: &str| {
+            path.strip_prefix(folder).is_some_and(|rest| !rest.trim_end_matches("/main.rs").contains('/'))
+        };
         ["src/lib.rs", "src/main.rs", "build.rs"].contains(&path) || in_folder("tests/") || in_folder("gates/")
     };
     let mut queue: Vec<String> = tree.rust("").map(|(path, _)| path.to_owned()).filter(|path| is_root(path)).collect();
@@ -258,7 +261,7 @@ fn dead_files(tree: &Tree) -> Vec<String> {
         for (module, at) in modules_declared(tree.text(&path)) {
             let beside = if is_root(&path) || own == "mod" { folder.to_owned() } else { format!("{folder}/{own}") };
             let places = match at {
-                Some(at) => vec![format!("{folder}/{at}")],
+                Some(at) => vec![joined(folder, &at)],
                 None => vec![format!("{beside}/{module}.rs"), format!("{beside}/{module}/mod.rs")],
             };
             queue.extend(places.into_iter().filter(|place| tree.files.contains_key(place) && !alive.contains(place)));
@@ -280,6 +283,19 @@ fn dead_files(tree: &Tree) -> Vec<String> {
         }
     }
     found
+}
+
+/// A path relative to a folder, "../" resolved.
+fn joined(folder: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in path.split('/') {
+        if part == ".." {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    parts.join("/")
 }
 
 fn gate_targets(tree: &Tree) -> Vec<String> {
@@ -403,6 +419,8 @@ fn planted() -> Vec<Planted> {
                 ("src/alive.rs", "#[cfg(test)]\nmod tests;"),
                 ("src/alive/tests.rs", ""),
                 ("src/dead.rs", "// mod dead;"),
+                ("gates/a.rs", "#[path = \"../tests/support/b.rs\"]\nmod b;"),
+                ("tests/support/b.rs", ""),
                 ("csrc/common/dead.h", ""),
                 ("scripts/dead.sh", "# dead.sh"),
             ],

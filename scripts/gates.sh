@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What decides whether a change lands: gates.sh [--full] [--no-skips] [NAME...]
 #
-# Builds once, runs each gate in a process of its own, and prints a line for each and a table last. Gates are every file of
-# gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h (bindings).
+# Builds once, runs each gate in a process of its own, and prints a line for each and a table last. Gates are every file
+# of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h
+# (bindings).
 # --full runs each gate's whole matrix and cudarc's own driver tests (conformance), and writes gates/results/full.md.
 # --no-skips: a gate that could not run here is a failure. NAME keeps the gates so named: "gates.sh golden tidy".
 # A gate that executes no test, ends without its closing line or overruns its time is a failure. Logs: target/gates/.
@@ -104,7 +105,7 @@ for name in "${gates[@]}"; do
   rows+=("$row")
   if [ "$verdict" = FAIL ]; then
     failed_gates=$((failed_gates + 1))
-    { grep -E '^(FAIL|error|thread .* panicked)' "$log" || true; echo "..."; tail -n 15 "$log"; } | sed 's/^/    | /' | head -n 60
+    { grep -E -m 40 '^(FAIL|error|thread .* panicked)' "$log" || true; echo "..."; tail -n 15 "$log"; } | sed 's/^/    | /'
   elif [ "$verdict" = pass ]; then
     passed_gates=$((passed_gates + 1))
   fi

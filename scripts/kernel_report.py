@@ -126,7 +126,8 @@ def self_test():
     good = "LDG.E.128.CONSTANT R1, [R2] ;\n HMMA.16816.F32.BF16 R1 ;"
     clean = verdict(0, 0, good)
     assert not clean.faults and (clean.registers, clean.shared) == (107, 16), clean
-    for planted in ((8, 0, good), (0, 4, good), (0, 0, good.replace("128", "64")), (0, 0, good.replace("HMMA", "FFMA"))):
+    narrow, scalar = good.replace("128", "64"), good.replace("HMMA", "FFMA")
+    for planted in ((8, 0, good), (0, 4, good), (0, 0, narrow), (0, 0, scalar)):
         assert len(verdict(*planted).faults) == 1, planted
 
 

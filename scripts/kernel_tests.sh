@@ -2,9 +2,10 @@
 # Builds and runs the C++ tests of the kernels and of the software device: kernel_tests.sh [--full] [NAME...]
 #
 # Default: every csrc/tests/*_test.cpp on the bare fibre executor, and the driver rules (csrc/tests/driver_*.cpp).
-# --full adds the same kernel tests through the driver API, and those of GPU code that the host build replaces (about two
-# minutes more). NAME keeps the programs whose path contains it: "kernel_tests.sh gemm". Objects stay in
-# target/kernel-tests. The closing line is the sum, "N passed, N failed"; a program that runs nothing or dies is a failure.
+# --full adds the same kernel tests through the driver API, and those of GPU code that the host build replaces (about
+# two minutes more). NAME keeps the programs whose path contains it: "kernel_tests.sh gemm". Objects stay in
+# target/kernel-tests. The closing line is the sum, "N passed, N failed"; a program that runs nothing or dies is a
+# failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=target/kernel-tests

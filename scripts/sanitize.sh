@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Kernels and software device under the address and undefined-behaviour sanitizers: sanitize.sh [--full] [NAME...]
 #
-# The programs of kernel_tests.sh with -fsanitize=address,undefined and no recovery: the first report ends the program, and
-# that is a failure. Default: the driver rules, the row, step and KV kernels whole, and of the products and of attention
-# the tests named in SUBSET (under two minutes on two idle cores, build included). --full: everything, through the driver
-# API and with the GPU bodies too. A planted store past the end of a buffer must be caught, or the script fails.
+# The programs of kernel_tests.sh with -fsanitize=address,undefined and no recovery: the first report ends the program,
+# and that is a failure. Default: the driver rules, the row, step and KV kernels whole, and of the products and of
+# attention the tests named in SUBSET (under two minutes on two idle cores, build included). --full: everything, through
+# the driver API and with the GPU bodies too. A planted store past the end of a buffer must be caught, or the script
+# fails.
 #
 # Leaks are not looked for: the device keeps its world until the process ends, as a driver does.
 set -euo pipefail

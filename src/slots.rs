@@ -1,8 +1,9 @@
 //! The two pinned readback slots: where a step's records land on the host.
 //!
-//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its kernels;
-//! (3) [`Readback::collect`] waits for the event, checks every record against the step and the owners it was launched
-//! with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is collected.
+//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
+//! kernels; (3) [`Readback::collect`] waits for the event, checks every record against the step and the owners it was
+//! launched with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is
+//! collected.
 
 use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 use crate::limits::ROWS_MAX;
