@@ -105,7 +105,11 @@ for name in "${gates[@]}"; do
   rows+=("$row")
   if [ "$verdict" = FAIL ]; then
     failed_gates=$((failed_gates + 1))
-    { grep -E -m 40 '^(FAIL|error|thread .* panicked)' "$log" || true; echo "..."; tail -n 15 "$log"; } | sed 's/^/    | /'
+    {
+      grep -E -A 4 '^(FAIL|error|thread .* panicked)' "$log" | head -n 60 || true
+      echo "..."
+      tail -n 15 "$log"
+    } | sed 's/^/    | /'
   elif [ "$verdict" = pass ]; then
     passed_gates=$((passed_gates + 1))
   fi
