@@ -63,14 +63,14 @@ typedef struct G4Record {
   uint32_t generation;  // generation of the slot
 } G4Record;
 
-// K and V of one layer as one family keeps them. A page is page_tokens consecutive positions, a multiple of 16, starting
-// at a multiple of page_tokens. Element order inside a page: see csrc/common/kv_layout.h.
+// K and V of one layer as one family keeps them. A page is page_tokens consecutive positions, a multiple of 16,
+// starting at a multiple of page_tokens. Element order inside a page: see csrc/common/kv_layout.h.
 typedef struct G4KvView {
   uint16_t* k;           // [pages][kv_heads][page_tokens * head_dim]
   uint16_t* v;           // [pages][kv_heads][page_tokens * head_dim]
   const int32_t* table;  // [slots][table_pages] page ids, -1 where nothing is granted; null: contiguous chunk scratch
-  int32_t table_pages;   // position p stands in entry (p / page_tokens) % table_pages of the slot's row (a ring when the
-                         // family is sliding, never wrapping when it is global)
+  int32_t table_pages;   // position p stands in entry (p / page_tokens) % table_pages of the slot's row (a ring for
+                         // the sliding family; for the global one it never wraps)
   int32_t first_page;    // scratch only: position p stands in page p / page_tokens - first_page
   int32_t page_tokens;
   int32_t kv_heads;
@@ -212,8 +212,8 @@ typedef struct G4AttnPromptParams {
   int32_t window;     // as above
 } G4AttnPromptParams;
 
-// g4_step_begin, first node of a decode graph, one block: from the row index and the slot table to what the rows' kernels
-// read. A row is padding (slot -1) when its slot is -1, not live, or in a bad state.
+// g4_step_begin, first node of a decode graph, one block: from the row index and the slot table to what the rows'
+// kernels read. A row is padding (slot -1) when its slot is -1, not live, or in a bad state.
 typedef struct G4StepBeginParams {
   const int32_t* row_slot;        // [rows], uploaded by a rebuild
   const G4Slot* slots;            // [slots]

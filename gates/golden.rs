@@ -1,9 +1,10 @@
 //! Gate: logits against Hugging Face's, and red for every planted mistake.
 //!
 //! Rules of `tests/data/reference`: the distance to `logits_f32` is at most 1.5 times that of Hugging Face's own bf16
-//! eager run; argmax agrees where the f32 top-two gap exceeds 1; no bias on large logits; no logit reaches the soft-cap;
-//! state 0 is the embedding row times bf16(sqrt(H)), rounded once; on Hugging Face's greedy continuation our argmax is its
-//! token wherever our own gap exceeds 1. Then every kernel image with one planted mistake must break a rule.
+//! eager run; argmax agrees where the f32 top-two gap exceeds 1; no bias on large logits; no logit reaches the
+//! soft-cap; state 0 is the embedding row times bf16(sqrt(H)), rounded once; on Hugging Face's greedy continuation our
+//! argmax is its token wherever our own gap exceeds 1. Then every kernel image with one planted mistake must break a
+//! rule.
 
 mod common;
 
@@ -21,8 +22,8 @@ use gemma4_serve::score::{ScoreOptions, Scores, score};
 use half::bf16;
 use safetensors::SafeTensors;
 
-/// Mistakes of the trap table and the checkpoints that must notice: those whose logits they move by 0.7 or more, and the
-/// two that a rule of their own looks for. A planted image that is not in this table fails the gate.
+/// Mistakes of the trap table and the checkpoints that must notice: those whose logits they move by 0.7 or more, and
+/// the two that a rule of their own looks for. A planted image that is not in this table fails the gate.
 const VISIBLE: &[(&str, &[&str])] = &[
     ("one_plus_w", &["dense", "unified"]),
     ("no_embed_scale", &["dense", "unified"]),

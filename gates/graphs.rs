@@ -1,7 +1,7 @@
 //! Gate: captured graphs.
 //!
-//! Replay after every input changed equals eager; padding rows touch no page; a call forbidden in capture is refused with
-//! the driver's code and leaves the stream usable; nothing is loaded, captured or allocated after readiness.
+//! Replay after every input changed equals eager; padding rows touch no page; a call forbidden in capture is refused
+//! with the driver's code and leaves the stream usable; nothing is loaded, captured or allocated after readiness.
 
 mod common;
 #[path = "common/serve.rs"]

@@ -1,9 +1,9 @@
 //! Gate: same prefix, same bits.
 //!
-//! (1) `score` gives one set of bytes whatever path the tokens take: prefill, decode with and without graphs, chunks of 1,
-//! 7, 16, 64; with the attention segment at its default and at 32. (2) N requests together, ragged, arriving and ending
-//! at different times beside ones that go away, give each the logits of its solo run, bit for bit, under seeds that permute
-//! the device's freedoms.
+//! (1) `score` gives one set of bytes whatever path the tokens take: prefill, decode with and without graphs, chunks of
+//! 1, 7, 16, 64; with the attention segment at its default and at 32. (2) N requests together, ragged, arriving and
+//! ending at different times beside ones that go away, give each the logits of its solo run, bit for bit, under seeds
+//! that permute the device's freedoms.
 
 mod common;
 #[path = "common/serve.rs"]

@@ -11,8 +11,8 @@
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
 //!
-//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], and [`score`] and [`bench`], which
-//! run the model without a server.
+//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], and [`score`] and [`bench`],
+//! which run the model without a server.
 
 pub mod config;
 pub mod trace;

@@ -1,9 +1,11 @@
-// Element order inside a KV page: K and V stand in the order their tensor-core fragments want, so that one 16-byte load is
-// what a lane feeds to two products. A page holds page_tokens (a multiple of 16) consecutive positions of one KV head.
+// Element order inside a KV page: K and V stand in the order their tensor-core fragments want, so that one 16-byte load
+// is what a lane feeds to two products. A page holds page_tokens (a multiple of 16) consecutive positions of one KV
+// head.
 //
-// Logical depth order inside a 16-step of a product: lane quad position t = lane % 4 holds depths 4t .. 4t+3 of the step
-// (instead of 2t, 2t+1, 2t+8, 2t+9), for A and B alike. A product sums over its depth, so this is the same product; it
-// lets activations and Q be read by 8-byte loads. csrc/common/pack_layout.h uses the same order for weights.
+// Logical depth order inside a 16-step of a product: lane quad position t = lane % 4 holds depths 4t .. 4t+3 of the
+// step (instead of 2t, 2t+1, 2t+8, 2t+9), for A and B alike. A product sums over its depth, so this is the same
+// product; it lets activations and Q be read by 8-byte loads. csrc/common/pack_layout.h uses the same order for
+// weights.
 //
 //   K (B operand of Q K^T, n = key, depth = dim):
 //     [key / 8][dim / 32][lane = (key % 8) * 4 + (dim % 16) / 4][(dim % 32) / 16 * 4 + dim % 4]
@@ -19,10 +21,12 @@ namespace g4 {
 
 // Offset in elements of (key in page, dim) inside one page of one KV head.
 G4_FN int k_offset(int key, int dim, int head_dim) {
-  return ((key / 8 * (head_dim / 32) + dim / 32) * 32 + (key % 8) * 4 + (dim % 16) / 4) * 8 + (dim % 32) / 16 * 4 + dim % 4;
+  return ((key / 8 * (head_dim / 32) + dim / 32) * 32 + (key % 8) * 4 + (dim % 16) / 4) * 8 + (dim % 32) / 16 * 4 +
+         dim % 4;
 }
 G4_FN int v_offset(int key, int dim, int head_dim) {
-  return ((key / 16 * (head_dim / 16) + dim / 16) * 32 + (dim % 8) * 4 + (key % 16) / 4) * 8 + (dim % 16) / 8 * 4 + key % 4;
+  return ((key / 16 * (head_dim / 16) + dim / 16) * 32 + (dim % 8) * 4 + (key % 16) / 4) * 8 + (dim % 16) / 8 * 4 +
+         key % 4;
 }
 
 // Page id of a position, -1 when none is granted.

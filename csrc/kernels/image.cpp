@@ -1,4 +1,5 @@
-// The kernels compiled for the host as one image for the software device: the name table of gemma4_kernels.h with functions.
+// The kernels compiled for the host as one image for the software device: the name table of gemma4_kernels.h with
+// functions.
 #include "../gemma4_kernels.h"
 #include "../soft/abi.h"
 

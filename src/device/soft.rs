@@ -1,4 +1,5 @@
-//! The software device: loading the embedded shared objects, and the controls beside the driver API (`csrc/soft/control.h`).
+//! The software device: loading the embedded shared objects, and the controls beside the driver API
+//! (`csrc/soft/control.h`).
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::Write;

@@ -44,7 +44,8 @@ impl Stream {
         unsafe { cu!(cuMemcpyHtoDAsync_v2(dst.address(), src.as_ptr().cast(), size_of_val(src), self.raw)) }
     }
 
-    /// Enqueues a copy from pinned memory. `src[range]` must stay untouched until work enqueued later has been waited for.
+    /// Enqueues a copy from pinned memory. `src[range]` must stay untouched until work enqueued later has been waited
+    /// for.
     pub fn upload_pinned<T: Pod>(
         &self,
         dst: DeviceSlice<T>,

@@ -1,7 +1,8 @@
 //! The model runner: launches steps on the device and collects them. It knows slots and rows, not requests.
 //!
-//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the same
-//! kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a decode step.
+//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the
+//! same kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a
+//! decode step.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! From flags to a running engine: device, checkpoint, memory plan, weights, graphs, then the engine thread's loop.
 //!
-//! Everything happens on the engine thread, since the device's context is bound to it; the caller waits for the word that
-//! it is ready or why it is not.
+//! Everything happens on the engine thread, since the device's context is bound to it; the caller waits for the word
+//! that it is ready or why it is not.
 
 use std::io::Write;
 use std::thread::JoinHandle;
@@ -160,7 +160,8 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     // A closed stdout is no reason not to serve.
     let _ = write!(
         std::io::stdout(),
-        "device {} ({}), compute {}.{}, {} multiprocessors, driver {}\n{plan}\neos ids {:?}, bos id {}, {} graph nodes\n{}",
+        "device {} ({}), compute {}.{}, {} multiprocessors, driver {}\n{plan}\n\
+         eos ids {:?}, bos id {}, {} graph nodes\n{}",
         info.name,
         kind.label(),
         info.compute.0,

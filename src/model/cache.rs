@@ -1,8 +1,8 @@
 //! The KV cache on the device: one K and one V pool a layer, page tables a family, and the sliding chunk scratch.
 //!
-//! A page id is the same page in every layer of its family. Sliding layers see a slot's pages as a ring; global layers as
-//! a list that never wraps. A prompt chunk's sliding K and V go to scratch shared by all layers: attention reads the ring
-//! before the chunk and scratch from it on, and the last tokens are copied to the ring afterwards.
+//! A page id is the same page in every layer of its family. Sliding layers see a slot's pages as a ring; global layers
+//! as a list that never wraps. A prompt chunk's sliding K and V go to scratch shared by all layers: attention reads the
+//! ring before the chunk and scratch from it on, and the last tokens are copied to the ring afterwards.
 
 use super::config::{LayerConfig, LayerKind, ModelConfig};
 use super::kernels::G4KvView;

@@ -1,9 +1,9 @@
 //! What is served: the checkpoint's configuration and weights, the forward pass, and the kernels it is made of.
 //!
-//! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint holds;
-//! [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to its bytes.
-//! [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, and
-//! [`plan`] says how large everything is.
+//! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint
+//! holds; [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to
+//! its bytes. [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`]
+//! over both, and [`plan`] says how large everything is.
 
 pub mod cache;
 pub mod checkpoint;

@@ -3,7 +3,8 @@
 //!
 //! Life of a slot: (1) admission writes its page-table rows; (2) the last prompt chunk's step uploads the slot, live,
 //! with a generation of its own; (3) from then on position, last token, output index and live belong to the device;
-//! (4) when its sequence ends, slot and pages are quarantined until the last launched step that holds them is collected.
+//! (4) when its sequence ends, slot and pages are quarantined until the last launched step that holds them is
+//! collected.
 //!
 //! Life of a staging buffer: (1) the host waits for the event of the step that used it last; (2) fills it; (3) enqueues
 //! one copy; (4) records the event.

@@ -1,5 +1,5 @@
-//! One launcher per kernel: asserts what the kernel's file asks for, computes grid and shared memory as that file states
-//! them, fills the parameter struct.
+//! One launcher per kernel: asserts what the kernel's file asks for, computes grid and shared memory as that file
+//! states them, fills the parameter struct.
 
 use super::Kernels;
 use super::bindings::*;

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# What nvcc makes of every kernel: kernel_report.sh [--full] [ARCH...]      (default: 80 90a 120; --full adds 100)
+#
+# Prints registers and static shared memory of every kernel and architecture, and fails on a warning, a spill, a stack
+# frame, and on a kernel that streams weights without 16-byte global loads or tensor-core products in its machine code.
+# nvcc is taken from $CUDA_HOME/bin, else from $PATH; so is cuobjdump. Dynamic shared memory is the launcher's:
+# csrc/README.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+archs=()
+for argument in "$@"; do
+  case $argument in
+    --full) archs+=(80 90a 100 120) ;;
+    -*) echo "kernel_report.sh [--full] [ARCH...]" >&2; exit 2 ;;
+    *) archs+=("$argument") ;;
+  esac
+done
+[ ${#archs[@]} -gt 0 ] || archs=(80 90a 120)
+exec python3 scripts/kernel_report.py --jobs "${JOBS:-2}" "${archs[@]}"
