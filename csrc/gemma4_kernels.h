@@ -315,4 +315,32 @@ enum G4KernelId {
   G4_KERNEL_COUNT
 };
 
+// ---- Layout: the same numbers the Rust bindings assert, so that either compiler notices a difference -----------------
+
+#if defined(__cplusplus)
+#include <stddef.h>
+#define G4_LAYOUT(Struct, bytes, last_field, last_offset)                            \
+  static_assert(sizeof(Struct) == bytes, #Struct ": size differs from the bindings"); \
+  static_assert(offsetof(Struct, last_field) == last_offset, #Struct "::" #last_field ": offset differs from the bindings")
+G4_LAYOUT(G4Slot, 100, stop_ids, 36);
+G4_LAYOUT(G4Record, 16, generation, 12);
+G4_LAYOUT(G4KvView, 48, head_dim, 40);
+G4_LAYOUT(G4PackParams, 24, k, 20);
+G4_LAYOUT(G4RopeTableParams, 40, head_dim, 32);
+G4_LAYOUT(G4EmbedParams, 40, scale_bf16, 32);
+G4_LAYOUT(G4RmsNormParams, 40, eps, 32);
+G4_LAYOUT(G4AddNormParams, 64, eps, 56);
+G4_LAYOUT(G4GeluGateParams, 24, width, 20);
+G4_LAYOUT(G4GemmParams, 56, softcap, 48);
+G4_LAYOUT(G4QkvPrepParams, 136, eps, 128);
+G4_LAYOUT(G4KvCopyParams, 112, end, 104);
+G4_LAYOUT(G4AttnDecodeParams, 128, window, 120);
+G4_LAYOUT(G4AttnPromptParams, 136, window, 128);
+G4_LAYOUT(G4StepBeginParams, 112, segment_global, 108);
+G4_LAYOUT(G4TailParams, 32, rows, 24);
+G4_LAYOUT(G4ArgmaxParams, 48, suppressed_count, 44);
+G4_LAYOUT(G4PickParams, 144, eos_ids, 76);
+#undef G4_LAYOUT
+#endif
+
 #endif

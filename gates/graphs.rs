@@ -8,11 +8,13 @@ mod common;
 mod serve;
 
 use std::path::Path;
+use std::time::Duration;
 
 use common::Gate;
 use gemma4_serve::device::{DeviceChoice, DeviceKind, DriverError, Graph, soft};
-use gemma4_serve::engine::start::load_device;
+use gemma4_serve::engine::start::{build_runner, load_device};
 use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::kernels::KernelImage;
 use gemma4_serve::model::plan::PlanOptions;
 use gemma4_serve::request::GenerateRequest;
 use serve::{Random, Serve};
@@ -22,6 +24,7 @@ fn main() {
     let device = load_device(DeviceChoice::Soft).expect("the software device loads");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference/dense");
     let checkpoint = Checkpoint::open(&folder).expect("a reference checkpoint opens");
+    the_plan_is_what_is_allocated(&mut gate, &checkpoint, device);
     replay_equals_eager(&mut gate, &checkpoint, device);
     padding_touches_no_page(&mut gate, &checkpoint, device);
     forbidden_in_capture(&mut gate, &checkpoint, device);
@@ -63,6 +66,24 @@ fn replay_equals_eager(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceK
     }
     let replays = soft::counter("graph_launches").unwrap_or(0);
     gate.fact(replays > 0, &format!("{replays} graphs were launched"));
+}
+
+/// The memory plan's total against the device's own count of live bytes, staging (freed after load) set aside.
+fn the_plan_is_what_is_allocated(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+    let live = || soft::counter("live_bytes").expect("a counter");
+    let before = live();
+    let image = KernelImage::Shipped(device);
+    let (runner, plan) =
+        build_runner(checkpoint, device, image, &options(16), Duration::ZERO, &mut |_, _| {}).expect("a runner");
+    let staging = plan.lines.iter().find(|line| line.name == "staging of packing").expect("a staging line").bytes;
+    let (planned, real) = (plan.total_bytes - staging, live() - before);
+    let off = planned.abs_diff(real) as f64 / planned as f64;
+    gate.fact(
+        off < 0.01,
+        &format!("the memory plan says {planned} bytes, the device holds {real}: {:.2} % off", off * 100.0),
+    );
+    drop(runner);
+    gate.fact(live() == before, &format!("everything is given back: {} bytes of {before} before", live()));
 }
 
 /// Everything in the KV pools.

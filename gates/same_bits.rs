@@ -13,8 +13,10 @@ use std::path::Path;
 
 use common::Gate;
 use gemma4_serve::config::ScorePath;
+use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::device::{DeviceChoice, DeviceKind, soft};
 use gemma4_serve::engine::start::load_device;
+use gemma4_serve::images::PLANTED_KERNELS;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
 use gemma4_serve::model::plan::PlanOptions;
@@ -29,6 +31,7 @@ fn main() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(name);
         let checkpoint = Checkpoint::open(&folder).expect("a reference checkpoint opens");
         paths_agree(&mut gate, name, &checkpoint, device);
+        a_mistake_of_one_path_is_seen(&mut gate, name, &checkpoint, device);
         together_equals_alone(&mut gate, name, &checkpoint, device);
     }
     gate.finish();
@@ -63,6 +66,22 @@ fn paths_agree(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: Dev
             gate.fact(different.is_none(), &format!("{label} {}", different.unwrap_or_default()));
         }
     }
+}
+
+/// The comparison can fail: a window one token too wide in the prompt kernel alone makes prefill differ from decode.
+fn a_mistake_of_one_path_is_seen(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
+    let Some((_, image)) = PLANTED_KERNELS.iter().find(|(name, _)| *name == "window_plus_one") else {
+        println!("note: built without the feature planted-mistakes, so no mistake was planted");
+        return;
+    };
+    let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
+    let ids = ids(checkpoint.config.vocab, 40, 7);
+    let run = |path| {
+        let options = ScoreOptions { path, graphs: false, hidden: false, segment: None };
+        score(checkpoint, device, image, &ids, options).expect("a score")
+    };
+    let different = differences(&run(ScorePath::Prefill), &run(ScorePath::Decode));
+    gate.fact(different.is_some(), &format!("{name}: goes red when the prompt kernel's window is one token too wide"));
 }
 
 /// The first place where two scores differ in a bit.

@@ -14,6 +14,7 @@ use crate::limits::ROWS_MAX;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::kernels::{G4Slot, KernelImage};
 use crate::model::plan::PlanOptions;
+use crate::request::RequestId;
 use crate::slots::CollectError;
 
 #[derive(Args, Clone, Debug)]
@@ -95,7 +96,8 @@ pub fn run(flags: &BenchFlags) -> Result<(), BenchError> {
         prefill_chunk: flags.context,
         ..PlanOptions::default()
     };
-    let (mut runner, plan) = build_runner(&checkpoint, kind, KernelImage::Shipped(kind), &options, &mut |_, _| {})?;
+    let (mut runner, plan) =
+        build_runner(&checkpoint, kind, KernelImage::Shipped(kind), &options, Duration::ZERO, &mut |_, _| {})?;
     runner.warm_up()?;
     if !flags.no_graphs {
         runner.capture(|_| {})?;
@@ -145,7 +147,8 @@ impl Bench {
         let vocab = self.runner.forward.config.vocab;
         let tokens: Vec<u32> = (0..self.context).map(|i| (i * 31 % vocab) as u32).collect();
         let started = Instant::now();
-        let flight = self.runner.launch_prompt(PromptChunk { slot: 0, start: 0, tokens: &tokens, last: None })?;
+        let flight =
+            self.runner.launch_prompt(PromptChunk { slot: 0, start: 0, tokens: &tokens, last: None }, Vec::new())?;
         self.runner.collect(&flight, |_, _| {})?;
         Ok(started.elapsed())
     }
@@ -169,10 +172,11 @@ impl Bench {
             };
             self.runner.set_slot(slot, state)?;
         }
-        let owners: Vec<RowOwner> = (0..rows).map(|slot| RowOwner { slot, generation: self.generation }).collect();
+        let owners: Vec<RowOwner> =
+            (0..rows).map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0) }).collect();
         let started = Instant::now();
         for _ in 0..self.steps {
-            let flight = self.runner.launch_decode(self.roster, owners.clone())?;
+            let (flight, _) = self.runner.launch_decode(self.roster, owners.clone())?;
             self.runner.collect(&flight, |_, _| {})?;
         }
         Ok(started.elapsed())

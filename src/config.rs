@@ -66,6 +66,16 @@ pub struct ServeFlags {
     /// Launches kernels one by one instead of replaying captured graphs (slow, for debugging).
     #[arg(long)]
     no_graphs: bool,
+    /// Collects each step before the next is launched (for A/B; the bytes are the same).
+    #[arg(long)]
+    no_pipeline: bool,
+    /// Uploads the row index before every decode step (for A/B; the bytes are the same).
+    #[arg(long)]
+    no_fingerprint: bool,
+    /// Microseconds to ask for a step's end again and again before parking, 0 to 10000 [default: 50 on a GPU, 0 on the
+    /// software device].
+    #[arg(long, value_name = "MICROSECONDS", value_parser = in_range(0, 10_000))]
+    spin_us: Option<usize>,
     /// Seconds after SIGTERM in which requests are still accepted while readiness is 503, 0 to 3600.
     #[arg(long, default_value = "5", value_name = "SECONDS", value_parser = seconds(0.0, 3600.0))]
     drain_delay: Duration,
@@ -146,6 +156,10 @@ pub struct Config {
     pub kv_pages: Option<usize>,
     pub prefill_chunk: usize,
     pub graphs: bool,
+    pub pipeline: bool,
+    pub fingerprint: bool,
+    /// None: the device's default.
+    pub spin: Option<Duration>,
     pub drain_delay: Duration,
     pub drain_timeout: Duration,
     pub max_connections: usize,
@@ -202,6 +216,9 @@ impl Config {
             kv_pages: flags.kv_pages,
             prefill_chunk: flags.prefill_chunk,
             graphs: !flags.no_graphs,
+            pipeline: !flags.no_pipeline,
+            fingerprint: !flags.no_fingerprint,
+            spin: flags.spin_us.map(|us| Duration::from_micros(us as u64)),
             drain_delay: flags.drain_delay,
             drain_timeout: flags.drain_timeout,
             // Requests in flight must not take every connection: the probes need some.
@@ -233,6 +250,9 @@ impl Config {
             ("kv-pages", or_auto(self.kv_pages)),
             ("prefill-chunk", format!("{} tokens", self.prefill_chunk)),
             ("graphs", if self.graphs { "on" } else { "off" }.into()),
+            ("pipeline", if self.pipeline { "on" } else { "off" }.into()),
+            ("fingerprint", if self.fingerprint { "on" } else { "off" }.into()),
+            ("spin", self.spin.map_or("(from the device)".into(), |spin| format!("{} us", spin.as_micros()))),
             ("drain-delay", s(self.drain_delay)),
             ("drain-timeout", s(self.drain_timeout)),
             ("max-connections", self.max_connections.to_string()),

@@ -22,6 +22,23 @@ pub const REQUESTS_ABORTED_TOTAL: &str = "gemma4_requests_aborted_total";
 pub const DEVICE_INFO: &str = "gemma4_device_info";
 /// Counters of the software device, label `counter` (csrc/soft/control.h). Set by the engine.
 pub const SOFT_DEVICE: &str = "gemma4_soft_device";
+/// Steps launched, label `kind`: regular, rebuild, prefill.
+pub const STEPS_TOTAL: &str = "gemma4_steps_total";
+/// Decode steps that uploaded their row index, label `cause`.
+pub const REBUILDS_TOTAL: &str = "gemma4_rebuilds_total";
+pub const H2D_COPIES_TOTAL: &str = "gemma4_h2d_copies_total";
+pub const H2D_BYTES_TOTAL: &str = "gemma4_h2d_bytes_total";
+pub const D2H_COPIES_TOTAL: &str = "gemma4_d2h_copies_total";
+/// Graphs replayed, label `graph`: decode, sampler.
+pub const GRAPH_LAUNCHES_TOTAL: &str = "gemma4_graph_launches_total";
+/// Kernels launched one by one (prompt chunks, start-up, `--no-graphs`).
+pub const KERNEL_LAUNCHES_TOTAL: &str = "gemma4_kernel_launches_total";
+/// Times the pipeline was emptied, label `cause`.
+pub const PIPELINE_DRAINS_TOTAL: &str = "gemma4_pipeline_drains_total";
+/// Rows computed for a request that had ended by then.
+pub const WASTED_ROW_STEPS_TOTAL: &str = "gemma4_wasted_row_steps_total";
+/// Waits for a step, label `how`: spin, park.
+pub const WAITS_TOTAL: &str = "gemma4_waits_total";
 /// 1, labels `version` and `model`.
 pub const BUILD_INFO: &str = "gemma4_build_info";
 pub const TIME_TO_FIRST_TOKEN: &str = "gemma4_time_to_first_token_seconds";
@@ -99,6 +116,16 @@ fn describe() {
     describe_counter!(REQUESTS_TOTAL, "Sequences by outcome (one per prompt); a refused request counts once");
     describe_counter!(REQUESTS_ABORTED_TOTAL, "Sequences whose client went away before their end");
     describe_gauge!(DEVICE_INFO, "The device in use, by kind");
+    describe_counter!(STEPS_TOTAL, "Steps launched, by kind");
+    describe_counter!(REBUILDS_TOTAL, "Decode steps that uploaded their row index, by cause");
+    describe_counter!(H2D_COPIES_TOTAL, "Copies from host to device");
+    describe_counter!(H2D_BYTES_TOTAL, Unit::Bytes, "Bytes copied from host to device");
+    describe_counter!(D2H_COPIES_TOTAL, "Copies from device to host");
+    describe_counter!(GRAPH_LAUNCHES_TOTAL, "Graphs replayed");
+    describe_counter!(KERNEL_LAUNCHES_TOTAL, "Kernels launched outside of graphs");
+    describe_counter!(PIPELINE_DRAINS_TOTAL, "Times the pipeline was emptied, by cause");
+    describe_counter!(WASTED_ROW_STEPS_TOTAL, "Rows computed for a request that had ended by then");
+    describe_counter!(WAITS_TOTAL, "Waits for a step, by how they ended");
     describe_gauge!(SOFT_DEVICE, "Counters of the software device, by name");
     describe_gauge!(BUILD_INFO, "Version of the program and the served model");
     describe_histogram!(TIME_TO_FIRST_TOKEN, Unit::Seconds, "Arrival of a request to its first token");

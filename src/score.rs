@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::config::{ScoreConfig, ScorePath};
 use crate::device::{DeviceBuffer, DeviceKind};
@@ -11,6 +12,7 @@ use crate::limits::ROWS_MAX;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::kernels::{G4Slot, KernelImage};
 use crate::model::plan::PlanOptions;
+use crate::request::RequestId;
 use crate::slots::CollectError;
 
 /// Why a score could not be made. Nothing is written then.
@@ -100,7 +102,7 @@ pub fn score(
         segment_global: options.segment.unwrap_or(defaults.segment_global),
         ..defaults
     };
-    let (mut runner, _) = build_runner(checkpoint, device, image, &plan, &mut |_, _| {})?;
+    let (mut runner, _) = build_runner(checkpoint, device, image, &plan, Duration::ZERO, &mut |_, _| {})?;
     if options.hidden {
         runner.tap_hidden()?;
     }
@@ -131,7 +133,8 @@ fn grant_everything(runner: &mut Runner) -> Result<(), ScoreError> {
 fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -> Result<(), ScoreError> {
     let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
-        let flight = runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None })?;
+        let flight =
+            runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None }, Vec::new())?;
         runner.collect(&flight, |_, _| {})?;
         let mut first = 0;
         while first < tokens.len() {
@@ -164,7 +167,8 @@ fn decode(runner: &mut Runner, ids: &[u32], graphs: bool, scores: &mut Scores) -
             stop_ids: [0; 16],
         };
         runner.set_slot(0, state)?;
-        let flight = runner.launch_decode(0, vec![RowOwner { slot: 0, generation }])?;
+        let owner = RowOwner { slot: 0, generation, id: RequestId(0) };
+        let (flight, _) = runner.launch_decode(0, vec![owner])?;
         runner.collect(&flight, |_, _| {})?;
         scores.logits.extend(runner.read_logits(1)?);
         take_hidden(runner, 1, scores)?;

@@ -1,9 +1,10 @@
 //! The two pinned readback slots: where a step's records land on the host.
 //!
-//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
-//! kernels; (3) [`Readback::collect`] waits for the event, checks every record against the step and the owners it was
-//! launched with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is
-//! collected.
+//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its kernels;
+//! (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against the step and the owners it was launched
+//! with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is collected.
+
+use std::time::{Duration, Instant};
 
 use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 use crate::limits::ROWS_MAX;
@@ -11,6 +12,17 @@ use crate::model::kernels::G4Record;
 
 pub struct Readback {
     slots: [PinnedSlot; 2],
+    /// How long to ask the event again and again before parking on it.
+    spin: Duration,
+}
+
+/// How a wait for a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// The step was done within the spin.
+    Spin,
+    /// The thread was parked.
+    Park,
 }
 
 struct PinnedSlot {
@@ -34,11 +46,11 @@ pub struct RecordMismatch {
 }
 
 impl Readback {
-    pub fn new(context: &Context) -> Result<Self, DriverError> {
+    pub fn new(context: &Context, spin: Duration) -> Result<Self, DriverError> {
         let slot = || -> Result<PinnedSlot, DriverError> {
             Ok(PinnedSlot { records: PinnedBuffer::new(context, ROWS_MAX)?, copied: Event::new(context)?, step: None })
         };
-        Ok(Readback { slots: [slot()?, slot()?] })
+        Ok(Readback { slots: [slot()?, slot()?], spin })
     }
 
     /// Enqueues the readback of `records` behind the step's kernels; a step without rows has only the event.
@@ -59,10 +71,10 @@ impl Readback {
         step: i32,
         generations: impl Iterator<Item = u32>,
         mut take: impl FnMut(usize, G4Record),
-    ) -> Result<(), CollectError> {
+    ) -> Result<Waited, CollectError> {
         let slot = &mut self.slots[step as usize % 2];
         assert_eq!(slot.step, Some(step), "step {step} was not launched into this slot");
-        slot.copied.wait()?;
+        let how = wait(&slot.copied, self.spin)?;
         slot.step = None;
         for (row, generation) in generations.enumerate() {
             let record = slot.records.read(row);
@@ -72,8 +84,24 @@ impl Readback {
             }
             take(row, record);
         }
-        Ok(())
+        Ok(how)
     }
+}
+
+/// A bounded spin on the event, then a parking wait. A spin saves the wake-up of a parked thread (tens of microseconds);
+/// past its bound it only burns a core.
+fn wait(event: &Event, spin: Duration) -> Result<Waited, DriverError> {
+    if !spin.is_zero() {
+        let started = Instant::now();
+        while started.elapsed() < spin {
+            if event.is_done()? {
+                return Ok(Waited::Spin);
+            }
+            std::hint::spin_loop();
+        }
+    }
+    event.wait()?;
+    Ok(Waited::Park)
 }
 
 /// Why a step could not be collected.

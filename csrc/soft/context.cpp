@@ -66,6 +66,7 @@ void tear_down(Lock& lock, const std::shared_ptr<Context>& ctx) {
 
 CUresult destroy(const std::shared_ptr<Context>& ctx) {
   Lock lock(world().mutex);
+  if (!ctx->alive) return CUDA_ERROR_INVALID_CONTEXT;
   tear_down(lock, ctx);
   world().contexts.remove(ctx.get());
   stack.erase(std::remove(stack.begin(), stack.end(), ctx), stack.end());

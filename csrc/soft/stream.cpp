@@ -77,6 +77,7 @@ std::shared_ptr<Stream> make_stream(Lock&, const std::shared_ptr<Context>& ctx, 
 
 CUresult find_stream(Lock& lock, CUstream handle, std::shared_ptr<Stream>* out) {
   auto ctx = current();
+  if (!ctx->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;  // by another thread since the call began
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     *out = ctx->null_stream;
     return CUDA_SUCCESS;

@@ -21,6 +21,7 @@ CUresult cuDeviceGetName(char*, int, CUdevice);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned*, int*);
 CUresult cuCtxCreate_v4(CUcontext*, void*, unsigned, CUdevice);
 CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxGetCurrent(CUcontext*);

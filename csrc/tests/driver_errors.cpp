@@ -95,6 +95,36 @@ G4_TEST(a_reset_of_the_primary_context_ends_its_error) {
   G4_OK(cuDevicePrimaryCtxRelease_v2(0));
 }
 
+// Met in cudarc's tests, which share the primary context between threads.
+G4_TEST(a_primary_context_being_destroyed_is_not_given_out_again) {
+  Driver d;
+  CUcontext primary, again, popped;
+  CUstream s;
+  G4_OK(cuDevicePrimaryCtxRetain(&primary, 0));
+  G4_OK(cuCtxPushCurrent_v2(primary));
+  G4_OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+  Gate gate(s);
+  CUresult released = CUDA_ERROR_UNKNOWN;
+  std::thread last([&] { released = cuDevicePrimaryCtxRelease_v2(0); });  // waits for the gate
+  unsigned flags;
+  int active = 1;
+  while (active) G4_OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+  const CUresult dead = cuCtxSynchronize();
+  const CUresult retained = cuDevicePrimaryCtxRetain(&again, 0);
+  gate.open();
+  last.join();
+  G4_OK(released);
+  G4_OK(retained);
+  G4_IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, dead);
+  G4_OK(cuCtxPopCurrent_v2(&popped));
+  G4_OK(cuCtxPushCurrent_v2(again));
+  CUdeviceptr p;
+  G4_OK(cuMemAlloc_v2(&p, 4));
+  G4_OK(cuMemFree_v2(p));
+  G4_OK(cuCtxPopCurrent_v2(&popped));
+  G4_OK(cuDevicePrimaryCtxRelease_v2(0));
+}
+
 G4_TEST(a_barrier_that_not_all_threads_reach_is_reported_with_its_places) {
   Driver d;
   const CUdeviceptr x = d.alloc(256);

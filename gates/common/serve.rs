@@ -1,11 +1,12 @@
 //! An engine in the gate's own hands: built as the server builds it, stepped by the gate, logits read after each step.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use gemma4_serve::device::DeviceKind;
-use gemma4_serve::engine::Engine;
 use gemma4_serve::engine::handle::{EngineHandle, TokenStream, door};
 use gemma4_serve::engine::start::build_runner;
+use gemma4_serve::engine::{Engine, Switches};
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
 use gemma4_serve::model::plan::PlanOptions;
@@ -22,14 +23,16 @@ pub struct Serve {
 impl Serve {
     pub fn new(checkpoint: &Checkpoint, device: DeviceKind, options: &PlanOptions, graphs: bool) -> Self {
         let image = KernelImage::Shipped(device);
-        let (mut runner, _) = build_runner(checkpoint, device, image, options, &mut |_, _| {}).expect("a runner");
+        let (mut runner, _) =
+            build_runner(checkpoint, device, image, options, Duration::ZERO, &mut |_, _| {}).expect("a runner");
         runner.warm_up().expect("a warm-up");
         if graphs {
             runner.capture(|_| {}).expect("a capture");
         }
         let (handle, door) = door(4096);
         door.ready();
-        let engine = Engine::new(runner, door);
+        // Logits are read after each step, so the steps must not overlap; tests/ covers the pipeline by its tokens.
+        let engine = Engine::new(runner, door, Switches { pipeline: false, ..Switches::default() });
         Serve { engine, handle, vocab: checkpoint.config.vocab, hashes: HashMap::new() }
     }
 

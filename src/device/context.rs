@@ -22,13 +22,34 @@ pub struct DeviceInfo {
     pub driver_version: i32,
 }
 
+/// What was enqueued since the context was opened, outside of captures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub h2d_copies: u64,
+    pub h2d_bytes: u64,
+    pub d2h_copies: u64,
+    pub kernel_launches: u64,
+    pub graph_launches: u64,
+}
+
 /// Shared by everything allocated in the context; errors met in `Drop` wait here for the next fallible call.
 pub(super) struct ContextInner {
     device: sys::CUdevice,
     dropped: Cell<Option<DriverError>>,
+    traffic: Cell<Traffic>,
 }
 
 impl ContextInner {
+    pub(super) fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+
+    pub(super) fn count(&self, change: impl FnOnce(&mut Traffic)) {
+        let mut traffic = self.traffic.get();
+        change(&mut traffic);
+        self.traffic.set(traffic);
+    }
+
     /// Records an error of a destructor; the first one stays.
     pub(super) fn record(&self, result: Result<(), DriverError>) {
         if let Err(error) = result
@@ -69,7 +90,7 @@ impl Context {
             cu!(cuDeviceGet(&mut device, ordinal))?;
             cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
         }
-        let inner = Rc::new(ContextInner { device, dropped: Cell::new(None) });
+        let inner = Rc::new(ContextInner { device, dropped: Cell::new(None), traffic: Cell::new(Traffic::default()) });
         // SAFETY: `context` was just retained.
         unsafe { cu!(cuCtxSetCurrent(context))? };
         let info = Rc::new(read_info(device)?);
@@ -78,6 +99,11 @@ impl Context {
 
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Copies and launches enqueued so far.
+    pub fn traffic(&self) -> Traffic {
+        self.inner.traffic.get()
     }
 
     /// Free and total device memory in bytes.

@@ -28,7 +28,10 @@ impl Graph {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and not capturing.
         unsafe { cu!(cuStreamBeginCapture_v2(stream.raw, mode))? };
+        let before = stream.context.traffic();
         let recorded = body(stream);
+        // What a capture records is not enqueued.
+        stream.context.count(|t| *t = before);
         let mut raw = std::ptr::null_mut();
         // SAFETY: out-pointer to a local; this thread began the capture.
         let ended = unsafe { cu!(cuStreamEndCapture(stream.raw, &mut raw)) };
@@ -75,6 +78,7 @@ pub struct GraphExec {
 impl GraphExec {
     /// Enqueues one replay.
     pub fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
+        stream.context.count(|t| t.graph_launches += 1);
         // SAFETY: both handles are alive and of one context; what the nodes point at lives as long as the engine.
         unsafe { cu!(cuGraphLaunch(self.raw, stream.raw)) }
     }

@@ -17,7 +17,7 @@ pub mod soft;
 mod stream;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, PinnedBuffer};
-pub use context::{Context, DeviceInfo};
+pub use context::{Context, DeviceInfo, Traffic};
 pub use error::DriverError;
 pub use graph::{Graph, GraphExec};
 pub use loader::{DeviceChoice, DeviceKind, LoadError, load_driver};

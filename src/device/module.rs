@@ -93,6 +93,7 @@ impl Function {
     /// `P` is the parameter struct the kernel was compiled with, and every pointer in it covers what the kernel's file
     /// says it reads and writes until the work has run (for a capture: until the graph is gone).
     pub unsafe fn launch<P>(&self, stream: &Stream, launch: Launch, params: &P) -> Result<(), DriverError> {
+        stream.context.count(|t| t.kernel_launches += 1);
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let [x, y, z] = launch.grid;
         // SAFETY: one argument, as every kernel here takes; the rest is the caller's contract.

@@ -36,6 +36,10 @@ impl Stream {
         if src.is_empty() {
             return Ok(());
         }
+        self.context.count(|t| {
+            t.h2d_copies += 1;
+            t.h2d_bytes += size_of_val(src) as u64;
+        });
         // SAFETY: both ranges hold src.len() elements; pageable sources are staged before the call returns.
         unsafe { cu!(cuMemcpyHtoDAsync_v2(dst.address(), src.as_ptr().cast(), size_of_val(src), self.raw)) }
     }
@@ -49,6 +53,10 @@ impl Stream {
         first: usize,
     ) -> Result<(), DriverError> {
         let source = src.address_of(first, dst.len());
+        self.context.count(|t| {
+            t.h2d_copies += 1;
+            t.h2d_bytes += dst.bytes() as u64;
+        });
         // SAFETY: both ranges hold dst.len() elements (checked by address_of); pinned memory outlives the stream's work
         // because buffers are dropped after the stream is synchronised.
         unsafe { cu!(cuMemcpyHtoDAsync_v2(dst.address(), source.cast(), dst.bytes(), self.raw)) }
@@ -62,6 +70,7 @@ impl Stream {
         src: DeviceSlice<T>,
     ) -> Result<(), DriverError> {
         let target = dst.address_of(first, src.len());
+        self.context.count(|t| t.d2h_copies += 1);
         // SAFETY: as in upload_pinned, with the roles exchanged.
         unsafe { cu!(cuMemcpyDtoHAsync_v2(target.cast_mut().cast(), src.address(), src.bytes(), self.raw)) }
     }
@@ -70,6 +79,7 @@ impl Stream {
     pub fn download<T: Pod>(&self, src: DeviceSlice<T>) -> Result<Vec<T>, DriverError> {
         let mut host = vec![T::zeroed(); src.len()];
         if !src.is_empty() {
+            self.context.count(|t| t.d2h_copies += 1);
             // SAFETY: `host` holds src.len() elements and is not touched before the synchronisation below.
             unsafe { cu!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), src.address(), src.bytes(), self.raw))? };
         }

@@ -1,26 +1,43 @@
 //! The engine thread: one synchronous loop that owns the device, the KV pages and the sequences.
 //!
-//! A step: receive submissions and cancellations; admit; plan; launch; collect; settle. The engine shares no lock with
-//! the async side and never waits for a client: a token goes into a ring as long as the request's `max_tokens`.
+//! A step: receive submissions and cancellations; admit; plan; launch; then collect and settle the step launched before
+//! it, while it runs. The engine shares no lock with the async side and never waits for a client: a token goes into a ring as long as the request's `max_tokens`.
 
+mod counters;
 pub mod handle;
 pub mod runner;
 pub mod start;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::{DriverError, soft};
-use crate::kv::{Family, PoolId, SlotId, StepNumber};
+use crate::kv::{Family, PoolId, StepNumber};
 use crate::metrics;
-use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN};
+use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN, G4_TOKEN_NONE};
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::request::{Cancel, Failure, RequestId, Terminal};
-use crate::scheduler::{Plan, Scheduler};
+use crate::scheduler::{Plan, RebuildCause, Row, Scheduler};
 use crate::slots::CollectError;
+use counters::{DrainCause, EngineCounters, StepKind};
 use handle::{EngineDoor, Ticket};
 use runner::{InFlight, PromptChunk, RowOwner, Runner};
+
+/// Ways to run a step that give the same bytes, for A/B in one binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// Launch a step before the one in front of it is collected.
+    pub pipeline: bool,
+    /// Upload the row index only when the roster's generation is new.
+    pub fingerprint: bool,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Switches { pipeline: true, fingerprint: true }
+    }
+}
 
 /// How long an idle engine sleeps before it looks at its state again; submissions wake it at once.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
@@ -51,8 +68,20 @@ impl From<CollectError> for EngineError {
 struct Sequence {
     ticket: Arc<Ticket>,
     running: bool,
+    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is the one
+    /// stop the host knows ahead, so no step is launched for it in vain.
+    tokens_launched: u32,
 }
 
+/// Steps in flight at most: the one that runs, and the one launched before it that is being collected.
+const DEPTH: usize = 2;
+
+/// The engine thread's state.
+///
+/// Life of a step: (1) planned from the roster; (2) launched with an immutable list of its rows' owners; (3) in flight
+/// while the next step is launched behind it; (4) collected: its records are checked against that list, never against the
+/// current roster; (5) settled: tokens and terminals are published. A row whose request ended meanwhile is discarded; one
+/// that the device itself stopped was padding.
 pub struct Engine {
     runner: Runner,
     scheduler: Scheduler,
@@ -61,21 +90,35 @@ pub struct Engine {
     /// By slot, raised at each admission to it; every record carries it.
     generations: Vec<u32>,
     eos_ids: Vec<u32>,
+    switches: Switches,
+    in_flight: VecDeque<InFlight>,
+    /// Last collected step.
+    collected: i32,
+    records: Vec<G4Record>,
+    /// Row lists of collected steps, used again.
+    spare_rows: Vec<Vec<RowOwner>>,
+    counters: EngineCounters,
     gauges_at: Option<Instant>,
     /// Rows of the last collected step.
     last_rows: Vec<RequestId>,
 }
 
 impl Engine {
-    pub fn new(runner: Runner, door: EngineDoor) -> Self {
+    pub fn new(runner: Runner, door: EngineDoor, switches: Switches) -> Self {
         let geometry = &runner.forward.geometry;
         Engine {
             scheduler: Scheduler::new(geometry.max_running, geometry.chunk_tokens, geometry.kv_shape()),
             generations: vec![0; geometry.max_running],
             eos_ids: runner.forward.config.eos_ids.clone(),
             sequences: HashMap::new(),
+            switches,
+            in_flight: VecDeque::with_capacity(DEPTH),
+            collected: 0,
+            records: Vec::with_capacity(geometry.max_running),
+            spare_rows: (0..DEPTH + 1).map(|_| Vec::with_capacity(geometry.max_running)).collect(),
+            counters: EngineCounters::new(),
             gauges_at: None,
-            last_rows: Vec::new(),
+            last_rows: Vec::with_capacity(geometry.max_running),
             runner,
             door,
         }
@@ -110,7 +153,8 @@ impl Engine {
         }
     }
 
-    /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`].
+    /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`], which
+    /// holds those of the last launched step: the same one without pipelining.
     pub fn last_rows(&self) -> &[RequestId] {
         &self.last_rows
     }
@@ -123,12 +167,17 @@ impl Engine {
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
         self.admit()?;
-        let Some((flight, ids)) = self.launch()? else { return Ok(false) };
-        let records = self.collect(&flight)?;
-        self.settle(&flight, &ids, &records)?;
-        self.last_rows = ids;
+        let launched = self.launch()?;
+        let stay = if launched && self.switches.pipeline { DEPTH - 1 } else { 0 };
+        let drains = !launched && !self.in_flight.is_empty();
+        while self.in_flight.len() > stay {
+            self.collect()?;
+        }
+        if drains {
+            self.counters.drained(DrainCause::Idle);
+        }
         self.publish_gauges(false);
-        Ok(true)
+        Ok(launched || drains)
     }
 
     /// Takes submissions and ends what was cancelled.
@@ -156,7 +205,7 @@ impl Engine {
         let request = &ticket.request;
         match self.scheduler.enqueue(ticket.id, request.prompt.len(), request.kv_tokens_max()) {
             Ok(()) => {
-                self.sequences.insert(ticket.id, Sequence { ticket, running: false });
+                self.sequences.insert(ticket.id, Sequence { ticket, running: false, tokens_launched: 0 });
             }
             Err(shortage) => {
                 ticket.finish(Terminal::Failed(Failure::Engine(shortage.to_string())));
@@ -180,54 +229,92 @@ impl Engine {
         Ok(())
     }
 
-    /// Launches what the scheduler plans; the ids are those of the rows to collect.
-    fn launch(&mut self) -> Result<Option<(InFlight, Vec<RequestId>)>, EngineError> {
-        match self.scheduler.plan() {
-            Plan::Idle => Ok(None),
+    /// Launches what the scheduler plans; false when it plans nothing.
+    fn launch(&mut self) -> Result<bool, EngineError> {
+        let mut rows = self.spare_rows.pop().unwrap_or_default();
+        rows.clear();
+        let flight = match self.scheduler.plan() {
+            Plan::Idle => {
+                self.spare_rows.push(rows);
+                return Ok(false);
+            }
             Plan::Prefill(chunk) => {
                 let slot = chunk.slot.index();
                 let ticket = &self.sequences[&chunk.id].ticket;
                 let tokens = &ticket.request.prompt[chunk.start..chunk.start + chunk.len];
                 let last = chunk.last.then(|| slot_state(ticket, self.generations[slot]));
-                let flight = self.runner.launch_prompt(PromptChunk { slot, start: chunk.start, tokens, last })?;
-                let ids = if chunk.last { vec![chunk.id] } else { Vec::new() };
-                Ok(Some((flight, ids)))
+                if chunk.last {
+                    rows.push(RowOwner { slot, generation: self.generations[slot], id: chunk.id });
+                }
+                self.counters.step(StepKind::Prefill);
+                let chunk = PromptChunk { slot, start: chunk.start, tokens, last };
+                self.runner.launch_prompt(chunk, rows)?
             }
-            Plan::Decode { roster_generation, rows, .. } => {
-                let owner = |slot: SlotId| RowOwner { slot: slot.index(), generation: self.generations[slot.index()] };
-                let owners = rows.iter().map(|row| owner(row.slot)).collect();
-                let ids = rows.iter().map(|row| row.id).collect();
-                Ok(Some((self.runner.launch_decode(roster_generation.0, owners)?, ids)))
+            Plan::Decode { roster_generation, rows: roster, cause, .. } => {
+                let generation = |slot: usize| self.generations[slot];
+                let owner = |row: &Row| {
+                    let slot = row.slot.index();
+                    RowOwner { slot, generation: generation(slot), id: row.id }
+                };
+                rows.extend(roster.iter().map(owner));
+                if !self.switches.fingerprint {
+                    self.runner.forget_roster();
+                }
+                let (flight, rebuilt) = self.runner.launch_decode(roster_generation.0, rows)?;
+                self.counters.step(if rebuilt { StepKind::Rebuild } else { StepKind::Regular });
+                if rebuilt {
+                    self.counters.rebuilt(if self.switches.fingerprint { cause } else { RebuildCause::Forced });
+                }
+                flight
+            }
+        };
+        for row in &flight.rows {
+            let sequence = self.sequences.get_mut(&row.id).expect("a planned sequence is known");
+            sequence.tokens_launched += 1;
+            if sequence.tokens_launched == sequence.ticket.request.max_tokens {
+                self.scheduler.exhaust(row.id);
             }
         }
+        self.in_flight.push_back(flight);
+        Ok(true)
     }
 
-    /// Waits for the step; every record has been checked against its owner.
-    fn collect(&mut self, flight: &InFlight) -> Result<Vec<G4Record>, EngineError> {
-        let mut records = Vec::with_capacity(flight.rows.len());
-        self.runner.collect(flight, |_, record| records.push(record))?;
+    /// Waits for the oldest step in flight, checks its records against its owners, publishes tokens and terminals, and
+    /// wakes the dispatcher once.
+    fn collect(&mut self) -> Result<(), EngineError> {
+        let Some(flight) = self.in_flight.pop_front() else { return Ok(()) };
+        self.records.clear();
+        let records = &mut self.records;
+        let how = self.runner.collect(&flight, |_, record| records.push(record))?;
+        self.counters.waited(how);
+        self.collected = flight.step;
         self.scheduler.collected(StepNumber(flight.step as u64));
-        Ok(records)
-    }
-
-    /// Publishes tokens and terminals, then wakes the dispatcher once.
-    fn settle(&mut self, flight: &InFlight, ids: &[RequestId], records: &[G4Record]) -> Result<(), EngineError> {
-        for (&id, record) in ids.iter().zip(records) {
-            if let Some(terminal) = self.settle_row(id, flight.step, record)? {
-                self.end(id, terminal);
-                // The step is collected: nothing in flight holds the slot or its pages.
-                self.scheduler.collected(StepNumber(flight.step as u64));
+        self.last_rows.clear();
+        for (index, owner) in flight.rows.iter().enumerate() {
+            let record = self.records[index];
+            self.last_rows.push(owner.id);
+            if let Some(terminal) = self.settle_row(owner.id, flight.step, &record)? {
+                self.end(owner.id, terminal);
             }
         }
-        if !ids.is_empty() {
+        if !flight.rows.is_empty() {
             self.door.step_done();
         }
+        self.spare_rows.push(flight.rows);
         Ok(())
     }
 
     /// Publishes one row's token; the terminal if this was its last.
     fn settle_row(&self, id: RequestId, step: i32, record: &G4Record) -> Result<Option<Terminal>, EngineError> {
-        let ticket = &self.sequences[&id].ticket;
+        let Some(sequence) = self.sequences.get(&id) else {
+            // Ended while this step was in flight: by the device (then the row was padding), or by the host, too late for
+            // this one row.
+            if record.token != G4_TOKEN_NONE {
+                self.counters.wasted_row_step();
+            }
+            return Ok(None);
+        };
+        let ticket = &sequence.ticket;
         let output_index = ticket.published();
         let token = match record.token {
             token if token >= 0 => token as u32,
@@ -244,13 +331,13 @@ impl Engine {
         Ok((output_index + 1 == request.max_tokens).then_some(Terminal::Length))
     }
 
-    /// Takes a sequence out of every table and gives it its terminal.
+    /// Takes a sequence out of every table and gives it its terminal. Its slot and pages stay in quarantine until the last
+    /// launched step is collected.
     fn end(&mut self, id: RequestId, terminal: Terminal) {
         let Some(sequence) = self.sequences.remove(&id) else { return };
         let launched = self.runner.steps_launched();
-        // Depth one: every launched step is collected here, and the stream orders later writes behind earlier reads.
         self.scheduler.cancel(id, (launched > 0 && sequence.running).then_some(StepNumber(launched as u64)));
-        self.scheduler.collected(StepNumber(launched as u64));
+        self.scheduler.collected(StepNumber(self.collected as u64));
         sequence.ticket.finish(terminal);
     }
 
@@ -266,6 +353,7 @@ impl Engine {
             let free = self.scheduler.kv().pool(family).free_count();
             ::metrics::gauge!(metrics::KV_PAGES_FREE, "family" => label).set(free as f64);
         }
+        self.counters.traffic(&self.runner.context.traffic(), self.runner.bucket_launches());
         for (name, value) in soft::counters() {
             ::metrics::gauge!(metrics::SOFT_DEVICE, "counter" => name).set(value as f64);
         }

@@ -4,13 +4,16 @@
 //! same kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a
 //! decode step.
 
+use std::time::Duration;
+
 use crate::device::{Context, DeviceBuffer, DriverError, Stream};
 use crate::graph::BucketGraphs;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
 use crate::model::kernels::{G4Record, G4Slot};
+use crate::request::RequestId;
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
-use crate::slots::{CollectError, Readback};
+use crate::slots::{CollectError, Readback, Waited};
 use crate::step::StepTables;
 
 /// Everything on the device, and the one stream it runs on. Lives on the engine thread.
@@ -29,6 +32,7 @@ pub struct Runner {
     step: i32,
     /// Roster the device's row index was built for.
     roster: Option<u64>,
+    bucket_launches: u64,
 }
 
 /// A launched step: its number and who its rows belonged to. Collection uses this list, never the current roster.
@@ -43,6 +47,7 @@ pub struct InFlight {
 pub struct RowOwner {
     pub slot: usize,
     pub generation: u32,
+    pub id: RequestId,
 }
 
 /// One chunk of a prompt.
@@ -56,12 +61,12 @@ pub struct PromptChunk<'a> {
 
 impl Runner {
     /// Allocates what a step needs; nothing is captured yet.
-    pub fn new(context: Context, stream: Stream, forward: Forward) -> Result<Self, DriverError> {
+    pub fn new(context: Context, stream: Stream, forward: Forward, spin: Duration) -> Result<Self, DriverError> {
         let g = forward.geometry.clone();
         Ok(Runner {
             graphs: Vec::new(),
             tap: None,
-            readback: Readback::new(&context)?,
+            readback: Readback::new(&context, spin)?,
             sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
             tables: StepTables::new(&context, &stream, &g)?,
             buckets: buckets(g.max_running).to_vec(),
@@ -70,6 +75,7 @@ impl Runner {
             context,
             step: 0,
             roster: None,
+            bucket_launches: 0,
         })
     }
 
@@ -87,7 +93,7 @@ impl Runner {
 
     /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
     pub fn warm_up(&mut self) -> Result<(), DriverError> {
-        self.tables.upload_rows(&self.stream, &[])?;
+        self.tables.upload_rows(&self.stream, std::iter::empty())?;
         let rows = self.forward.geometry.chunk_tokens.min(129);
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.
@@ -140,8 +146,10 @@ impl Runner {
         self.tables.upload_slot(&self.stream, slot, state)
     }
 
-    /// Launches one chunk. With `last` the step has one row to collect, otherwise none.
-    pub fn launch_prompt(&mut self, chunk: PromptChunk) -> Result<InFlight, DriverError> {
+    /// Launches one chunk. With `last` the step has one row to collect, whose owner is the one of `rows`; otherwise none.
+    pub fn launch_prompt(&mut self, chunk: PromptChunk, rows: Vec<RowOwner>) -> Result<InFlight, DriverError> {
+        assert_eq!(rows.len(), usize::from(chunk.last.is_some()));
+        let owners = rows;
         let rows = self.tables.upload_prompt(&self.stream, chunk.slot, chunk.start, chunk.tokens)?;
         if let Some(state) = chunk.last {
             self.tables.upload_slot(&self.stream, chunk.slot, state)?;
@@ -150,36 +158,45 @@ impl Runner {
         self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;
         self.forward.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
         self.step += 1;
-        let mut owners = Vec::new();
-        if let Some(state) = chunk.last {
+        if chunk.last.is_some() {
             self.forward.logits(s, rows.count - 1, 1, self.sampler.logits(1))?;
             let slot = rows.slot.slice(0..1);
             let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
             self.sampler.run(s, &self.forward.kernels, &self.tables, sample)?;
-            owners.push(RowOwner { slot: chunk.slot, generation: state.generation });
         }
         self.readback.enqueue(s, self.step, self.sampler.records.slice(0..owners.len()))?;
         Ok(InFlight { step: self.step, rows: owners })
     }
 
-    /// Launches one decode step. The row index is uploaded only when the roster's generation is new.
-    pub fn launch_decode(&mut self, roster: u64, rows: Vec<RowOwner>) -> Result<InFlight, DriverError> {
-        if self.roster != Some(roster) {
-            let slots: Vec<usize> = rows.iter().map(|row| row.slot).collect();
-            self.tables.upload_rows(&self.stream, &slots)?;
+    /// Launches one decode step. The row index is uploaded only when the roster's generation is new: a rebuild, which the
+    /// second value tells.
+    pub fn launch_decode(&mut self, roster: u64, rows: Vec<RowOwner>) -> Result<(InFlight, bool), DriverError> {
+        let rebuild = self.roster != Some(roster);
+        if rebuild {
+            self.tables.upload_rows(&self.stream, rows.iter().map(|row| row.slot))?;
             self.roster = Some(roster);
         }
         let bucket = *self.buckets.iter().find(|&&b| b >= rows.len()).expect("a bucket holds max_running rows");
         self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
-        Ok(InFlight { step: self.step, rows })
+        Ok((InFlight { step: self.step, rows }, rebuild))
+    }
+
+    /// Makes the next decode step a rebuild whatever its roster.
+    pub fn forget_roster(&mut self) {
+        self.roster = None;
+    }
+
+    /// Bucket replays so far: each is one decode graph and one sampler graph.
+    pub fn bucket_launches(&self) -> u64 {
+        self.bucket_launches
     }
 
     /// Launches a decode step of a bucket in which every row is padding (gates).
     pub fn launch_padding(&mut self, bucket: usize) -> Result<InFlight, DriverError> {
-        self.tables.upload_rows(&self.stream, &[])?;
-        self.roster = None;
+        self.tables.upload_rows(&self.stream, std::iter::empty())?;
+        self.forget_roster();
         self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..0))?;
@@ -187,7 +204,7 @@ impl Runner {
     }
 
     /// Waits for a step and hands out its records in row order.
-    pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<(), CollectError> {
+    pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<Waited, CollectError> {
         self.context.take_dropped()?;
         self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)
     }
@@ -210,9 +227,12 @@ impl Runner {
     }
 
     /// Replays the bucket's graphs, or launches their kernels one by one where nothing was captured.
-    fn launch_bucket(&self, bucket: usize) -> Result<(), DriverError> {
+    fn launch_bucket(&mut self, bucket: usize) -> Result<(), DriverError> {
         match self.graphs.iter().find(|g| g.bucket == bucket) {
-            Some(graphs) => graphs.launch(&self.stream),
+            Some(graphs) => {
+                self.bucket_launches += 1;
+                graphs.launch(&self.stream)
+            }
             None => {
                 self.decode_kernels(&self.stream, bucket)?;
                 self.sampler_kernels(&self.stream, bucket)

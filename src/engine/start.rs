@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::handle::EngineDoor;
 use super::runner::Runner;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, Switches};
 use crate::config::Config;
 use crate::device::{Context, DeviceChoice, DeviceKind, DriverError, LoadError, Stream, load_driver, soft};
 use crate::images;
@@ -63,13 +63,14 @@ pub fn start_engine(
     let (ready, is_ready) = crossbeam_channel::bounded(1);
     let (go, may_go) = crossbeam_channel::bounded::<()>(1);
     let config = config.clone();
+    let switches = Switches { pipeline: config.pipeline, fingerprint: config.fingerprint };
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || match load(&config) {
         Ok((runner, model)) => {
             let _ = ready.send(Ok(model));
             // The model is set before the door opens, so that no request meets an open door without one.
             let _ = may_go.recv();
             door.ready();
-            Engine::new(runner, door).run()
+            Engine::new(runner, door, switches).run()
         }
         Err(error) => {
             door.die(&error.to_string());
@@ -90,12 +91,13 @@ pub fn load_device(choice: DeviceChoice) -> Result<DeviceKind, StartError> {
 }
 
 /// Opens the device on the calling thread, resolves the memory plan against what is free, loads kernels and weights and
-/// allocates everything a step needs. `progress` hears bytes of weights uploaded and in total.
+/// allocates everything a step needs. `spin` bounds the busy part of the wait for a step; `progress` hears bytes of weights uploaded and in total.
 pub fn build_runner(
     checkpoint: &Checkpoint,
     device: DeviceKind,
     image: KernelImage,
     options: &PlanOptions,
+    spin: Duration,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Runner, MemoryPlan), StartError> {
     let context = Context::open(device.ordinal())?;
@@ -108,7 +110,7 @@ pub fn build_runner(
     let mut report = |done: usize| progress(done as u64, total);
     let weights = Weights::load(&context, &stream, &kernels, checkpoint, geometry.max_context, &mut report)?;
     let forward = Forward::new(&context, &stream, checkpoint.config.clone(), geometry, kernels, weights)?;
-    Ok((Runner::new(context, stream, forward)?, plan))
+    Ok((Runner::new(context, stream, forward, spin)?, plan))
 }
 
 /// Everything before the first request.
@@ -130,11 +132,17 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         ..PlanOptions::default()
     };
     let bar = progress_bar("loading", "{bytes}/{total_bytes}");
-    let (mut runner, plan) =
-        build_runner(&checkpoint, kind, KernelImage::Shipped(kind), &options, &mut |done, total| {
+    let (mut runner, plan) = build_runner(
+        &checkpoint,
+        kind,
+        KernelImage::Shipped(kind),
+        &options,
+        spin(config, kind),
+        &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
-        })?;
+        },
+    )?;
     bar.finish_and_clear();
     phases.done("device, weights and buffers");
     runner.warm_up()?;
@@ -167,6 +175,14 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     );
     let model = served_model(config, &checkpoint, &runner, tokenizer);
     Ok((runner, model))
+}
+
+/// `--spin-us`, by default 50 on a GPU and none on the software device, whose kernels need the cores a spin would burn.
+fn spin(config: &Config, kind: DeviceKind) -> Duration {
+    config.spin.unwrap_or(match kind {
+        DeviceKind::Cuda(_) => Duration::from_micros(50),
+        DeviceKind::Soft => Duration::ZERO,
+    })
 }
 
 fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, StartError> {

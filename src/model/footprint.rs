@@ -1,6 +1,8 @@
 //! How many bytes each buffer of the device takes, as lines of arithmetic that a person can check.
 
 use super::config::{LayerConfig, LayerKind, ModelConfig};
+use super::kernels::bindings::G4_ARGMAX_TILE;
+use super::kernels::{G4Record, G4Slot};
 use super::plan::PlanOptions;
 use super::tensors;
 use crate::kv::KvShape;
@@ -280,13 +282,13 @@ impl Widths {
 const BF16: u64 = 2;
 const F32: usize = 4;
 const I32: usize = 4;
-/// `sizeof(G4Slot)` and `sizeof(G4Record)` of csrc/gemma4_kernels.h.
-const SLOT_BYTES: usize = 100;
-const RECORD_BYTES: usize = 16;
-/// `G4_ARGMAX_TILE`.
-const ARGMAX_TILE: usize = 4096;
-/// Rows are packed in slices, so that a matrix need not stand on the device twice.
-pub const PACK_STAGING_BYTES_MAX: u64 = 64 << 20;
+const SLOT_BYTES: usize = size_of::<G4Slot>();
+const RECORD_BYTES: usize = size_of::<G4Record>();
+const ARGMAX_TILE: usize = G4_ARGMAX_TILE as usize;
+/// Weights pass through this many device buffers of this size while they are packed, in pieces of whole 16-row tiles, so
+/// that a matrix need not stand on the device twice.
+pub const STAGING_BUFFERS: usize = 2;
+pub const STAGING_BYTES_MAX: usize = 32 << 20;
 
 /// Bounded by the configuration's limits, except where a page count is a factor: there it saturates.
 fn product(factors: &[usize]) -> u64 {
@@ -326,8 +328,8 @@ pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
         Line { name: "norms and scalars", arithmetic: "unpacked".to_owned(), bytes: vectors },
         Line {
             name: "staging of packing",
-            arithmetic: format!("the largest matrix, at most {PACK_STAGING_BYTES_MAX} B"),
-            bytes: embed.max(largest).min(PACK_STAGING_BYTES_MAX),
+            arithmetic: format!("{STAGING_BUFFERS} buffers of the largest matrix, each at most {STAGING_BYTES_MAX} B"),
+            bytes: STAGING_BUFFERS as u64 * embed.max(largest).min(STAGING_BYTES_MAX as u64),
         },
     ]
 }

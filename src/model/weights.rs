@@ -8,11 +8,9 @@ use half::bf16;
 
 use super::checkpoint::{Checkpoint, TensorView};
 use super::config::{LayerConfig, LayerKind, ModelConfig, RopeConfig};
+use super::footprint::{STAGING_BUFFERS, STAGING_BYTES_MAX};
 use super::kernels::{Gemm, Kernels};
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
-
-/// Bytes of one staging buffer; a weight passes through in pieces of whole 16-row tiles.
-const STAGING_BYTES: usize = 32 << 20;
 
 /// A matrix `[n][k]` in fragment order.
 pub struct Packed {
@@ -177,9 +175,9 @@ struct Uploader<'a> {
     context: &'a Context,
     stream: &'a Stream,
     kernels: &'a Kernels,
-    pinned: [PinnedBuffer<u16>; 2],
-    copied: [Event; 2],
-    staging: [DeviceBuffer<u16>; 2],
+    pinned: [PinnedBuffer<u16>; STAGING_BUFFERS],
+    copied: [Event; STAGING_BUFFERS],
+    staging: [DeviceBuffer<u16>; STAGING_BUFFERS],
     turn: usize,
     uploaded_bytes: usize,
     progress: &'a mut dyn FnMut(usize),
@@ -193,7 +191,7 @@ impl<'a> Uploader<'a> {
         largest_bytes: usize,
         progress: &'a mut dyn FnMut(usize),
     ) -> Result<Self, DriverError> {
-        let elements = largest_bytes.min(STAGING_BYTES) / 2;
+        let elements = largest_bytes.min(STAGING_BYTES_MAX) / 2;
         let copied = [Event::new(context)?, Event::new(context)?];
         for event in &copied {
             event.record(stream)?;

@@ -14,6 +14,34 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RosterGeneration(pub u64);
 
+/// Why a roster differs from the one before it, and so why the device's row index is uploaded again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RebuildCause {
+    /// Sequences came.
+    #[default]
+    Joined,
+    /// Sequences left.
+    Left,
+    /// Both at one boundary.
+    Replaced,
+    /// Not a change: the fingerprint is switched off.
+    Forced,
+}
+
+impl RebuildCause {
+    pub const ALL: [RebuildCause; 4] = [Self::Joined, Self::Left, Self::Replaced, Self::Forced];
+
+    /// Label of the counter.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Joined => "joined",
+            Self::Left => "left",
+            Self::Replaced => "replaced",
+            Self::Forced => "forced",
+        }
+    }
+}
+
 /// Decoding sequences in row order. Rows move as little as possible: when the roster is settled, the places of those
 /// that left are filled from the lowest by newcomers in their order, then by the last rows; newcomers beyond that are
 /// appended. A row that neither left nor was the last stays where it is.
@@ -25,6 +53,8 @@ pub struct Roster {
     /// Those that came since the roster was settled.
     joining: Vec<Row>,
     generation: RosterGeneration,
+    /// What made this generation.
+    cause: RebuildCause,
 }
 
 impl Roster {
@@ -57,6 +87,11 @@ impl Roster {
     pub fn settle(&mut self) -> (RosterGeneration, &[Row]) {
         if !self.vacant.is_empty() || !self.joining.is_empty() {
             self.generation.0 += 1;
+            self.cause = match (self.joining.is_empty(), self.vacant.is_empty()) {
+                (false, true) => RebuildCause::Joined,
+                (true, _) => RebuildCause::Left,
+                (false, false) => RebuildCause::Replaced,
+            };
             // Highest first, so that the lowest is at the end and no vacancy beyond a filled one moves.
             self.vacant.sort_unstable_by(|a, b| b.cmp(a));
             let newcomers = self.joining.len().min(self.vacant.len());
@@ -71,6 +106,11 @@ impl Roster {
             self.rows.append(&mut self.joining);
         }
         (self.generation, &self.rows)
+    }
+
+    /// What made the present generation.
+    pub fn cause(&self) -> RebuildCause {
+        self.cause
     }
 
     fn contains(&self, id: RequestId) -> bool {

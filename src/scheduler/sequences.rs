@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::buckets::bucket_for;
-use super::roster::{Roster, RosterGeneration, Row};
+use super::roster::{RebuildCause, Roster, RosterGeneration, Row};
 use crate::kv::{KvAccounts, KvShape, Pool, Reservation, Shortage, SlotId, StepNumber};
 use crate::limits::ROWS_MAX;
 use crate::request::RequestId;
@@ -36,7 +36,8 @@ pub enum Plan<'a> {
     /// A part of one prompt.
     Prefill(Chunk),
     /// One token of every row. `bucket` is the smallest that holds the rows; rows beyond them are padding.
-    Decode { roster_generation: RosterGeneration, rows: &'a [Row], bucket: usize },
+    /// `cause` is what made this generation of the roster.
+    Decode { roster_generation: RosterGeneration, rows: &'a [Row], bucket: usize, cause: RebuildCause },
     /// Nothing runs.
     Idle,
 }
@@ -128,8 +129,16 @@ impl Scheduler {
         if !decoding {
             return Plan::Idle;
         }
+        self.roster.settle();
+        let cause = self.roster.cause();
         let (roster_generation, rows) = self.roster.settle();
-        Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()) }
+        Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()), cause }
+    }
+
+    /// Takes a decoding sequence out of the roster whose last token's step is launched. It keeps its slot and pages until
+    /// it is finished.
+    pub fn exhaust(&mut self, id: RequestId) {
+        assert!(self.roster.leave(id), "{id} has no row");
     }
 
     /// Ends a running sequence. `last_step` is the last launched step, which may touch its slot and pages still; none

@@ -243,7 +243,7 @@ impl Model {
                 self.after_chunk = true;
                 self.launched += 1;
             }
-            Plan::Decode { roster_generation, rows, bucket } => {
+            Plan::Decode { roster_generation, rows, bucket, .. } => {
                 assert!(self.after_chunk || !prefilling, "two decode steps in a row while a prompt waits");
                 let ids: HashSet<u64> = rows.iter().map(|row| row.id.0).collect();
                 assert_eq!(ids, decoding);

@@ -115,11 +115,12 @@ impl StepTables {
     }
 
     /// Enqueues the row index of the decode steps that follow; rows past `slots` become padding.
-    pub fn upload_rows(&mut self, s: &Stream, slots: &[usize]) -> Result<(), DriverError> {
+    pub fn upload_rows(&mut self, s: &Stream, slots: impl Iterator<Item = usize>) -> Result<(), DriverError> {
         let target = self.row_slot.all();
         let staging = self.next_staging()?;
+        let mut slots = slots.map(|slot| slot as i32);
         for row in 0..ROWS_MAX {
-            staging.words.write(row, slots.get(row).map_or(-1, |&slot| slot as i32));
+            staging.words.write(row, slots.next().unwrap_or(-1));
         }
         s.upload_pinned(target, &staging.words, 0)?;
         staging.copied.record(s)
