@@ -315,13 +315,14 @@ enum G4KernelId {
   G4_KERNEL_COUNT
 };
 
-// ---- Layout: the same numbers the Rust bindings assert, so that either compiler notices a difference -----------------
+// ---- Layout: the same numbers the Rust bindings assert, so that either compiler notices a difference
+// -----------------
 
 #if defined(__cplusplus)
 #include <stddef.h>
 #define G4_LAYOUT(Struct, bytes, last_field, last_offset)                            \
   static_assert(sizeof(Struct) == bytes, #Struct ": size differs from the bindings"); \
-  static_assert(offsetof(Struct, last_field) == last_offset, #Struct "::" #last_field ": offset differs from the bindings")
+  static_assert(offsetof(Struct, last_field) == last_offset, #Struct "::" #last_field ": offset in the bindings")
 G4_LAYOUT(G4Slot, 100, stop_ids, 36);
 G4_LAYOUT(G4Record, 16, generation, 12);
 G4_LAYOUT(G4KvView, 48, head_dim, 40);

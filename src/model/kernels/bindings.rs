@@ -41,12 +41,9 @@ const _: () = {
     ["Offset of field: G4Slot::live"][::std::mem::offset_of!(G4Slot, live) - 0usize];
     ["Offset of field: G4Slot::position"][::std::mem::offset_of!(G4Slot, position) - 4usize];
     ["Offset of field: G4Slot::last_token"][::std::mem::offset_of!(G4Slot, last_token) - 8usize];
-    ["Offset of field: G4Slot::output_index"]
-        [::std::mem::offset_of!(G4Slot, output_index) - 12usize];
-    ["Offset of field: G4Slot::output_limit"]
-        [::std::mem::offset_of!(G4Slot, output_limit) - 16usize];
-    ["Offset of field: G4Slot::position_limit"]
-        [::std::mem::offset_of!(G4Slot, position_limit) - 20usize];
+    ["Offset of field: G4Slot::output_index"][::std::mem::offset_of!(G4Slot, output_index) - 12usize];
+    ["Offset of field: G4Slot::output_limit"][::std::mem::offset_of!(G4Slot, output_limit) - 16usize];
+    ["Offset of field: G4Slot::position_limit"][::std::mem::offset_of!(G4Slot, position_limit) - 20usize];
     ["Offset of field: G4Slot::generation"][::std::mem::offset_of!(G4Slot, generation) - 24usize];
     ["Offset of field: G4Slot::ignore_eos"][::std::mem::offset_of!(G4Slot, ignore_eos) - 28usize];
     ["Offset of field: G4Slot::stop_count"][::std::mem::offset_of!(G4Slot, stop_count) - 32usize];
@@ -67,8 +64,7 @@ const _: () = {
     ["Offset of field: G4Record::token"][::std::mem::offset_of!(G4Record, token) - 0usize];
     ["Offset of field: G4Record::logprob"][::std::mem::offset_of!(G4Record, logprob) - 4usize];
     ["Offset of field: G4Record::step"][::std::mem::offset_of!(G4Record, step) - 8usize];
-    ["Offset of field: G4Record::generation"]
-        [::std::mem::offset_of!(G4Record, generation) - 12usize];
+    ["Offset of field: G4Record::generation"][::std::mem::offset_of!(G4Record, generation) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -89,12 +85,9 @@ const _: () = {
     ["Offset of field: G4KvView::k"][::std::mem::offset_of!(G4KvView, k) - 0usize];
     ["Offset of field: G4KvView::v"][::std::mem::offset_of!(G4KvView, v) - 8usize];
     ["Offset of field: G4KvView::table"][::std::mem::offset_of!(G4KvView, table) - 16usize];
-    ["Offset of field: G4KvView::table_pages"]
-        [::std::mem::offset_of!(G4KvView, table_pages) - 24usize];
-    ["Offset of field: G4KvView::first_page"]
-        [::std::mem::offset_of!(G4KvView, first_page) - 28usize];
-    ["Offset of field: G4KvView::page_tokens"]
-        [::std::mem::offset_of!(G4KvView, page_tokens) - 32usize];
+    ["Offset of field: G4KvView::table_pages"][::std::mem::offset_of!(G4KvView, table_pages) - 24usize];
+    ["Offset of field: G4KvView::first_page"][::std::mem::offset_of!(G4KvView, first_page) - 28usize];
+    ["Offset of field: G4KvView::page_tokens"][::std::mem::offset_of!(G4KvView, page_tokens) - 32usize];
     ["Offset of field: G4KvView::kv_heads"][::std::mem::offset_of!(G4KvView, kv_heads) - 36usize];
     ["Offset of field: G4KvView::head_dim"][::std::mem::offset_of!(G4KvView, head_dim) - 40usize];
 };
@@ -129,18 +122,12 @@ pub struct G4RopeTableParams {
 const _: () = {
     ["Size of G4RopeTableParams"][::std::mem::size_of::<G4RopeTableParams>() - 40usize];
     ["Alignment of G4RopeTableParams"][::std::mem::align_of::<G4RopeTableParams>() - 8usize];
-    ["Offset of field: G4RopeTableParams::cos"]
-        [::std::mem::offset_of!(G4RopeTableParams, cos) - 0usize];
-    ["Offset of field: G4RopeTableParams::sin"]
-        [::std::mem::offset_of!(G4RopeTableParams, sin) - 8usize];
-    ["Offset of field: G4RopeTableParams::theta"]
-        [::std::mem::offset_of!(G4RopeTableParams, theta) - 16usize];
-    ["Offset of field: G4RopeTableParams::positions"]
-        [::std::mem::offset_of!(G4RopeTableParams, positions) - 24usize];
-    ["Offset of field: G4RopeTableParams::pairs"]
-        [::std::mem::offset_of!(G4RopeTableParams, pairs) - 28usize];
-    ["Offset of field: G4RopeTableParams::head_dim"]
-        [::std::mem::offset_of!(G4RopeTableParams, head_dim) - 32usize];
+    ["Offset of field: G4RopeTableParams::cos"][::std::mem::offset_of!(G4RopeTableParams, cos) - 0usize];
+    ["Offset of field: G4RopeTableParams::sin"][::std::mem::offset_of!(G4RopeTableParams, sin) - 8usize];
+    ["Offset of field: G4RopeTableParams::theta"][::std::mem::offset_of!(G4RopeTableParams, theta) - 16usize];
+    ["Offset of field: G4RopeTableParams::positions"][::std::mem::offset_of!(G4RopeTableParams, positions) - 24usize];
+    ["Offset of field: G4RopeTableParams::pairs"][::std::mem::offset_of!(G4RopeTableParams, pairs) - 28usize];
+    ["Offset of field: G4RopeTableParams::head_dim"][::std::mem::offset_of!(G4RopeTableParams, head_dim) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -156,16 +143,12 @@ pub struct G4EmbedParams {
 const _: () = {
     ["Size of G4EmbedParams"][::std::mem::size_of::<G4EmbedParams>() - 40usize];
     ["Alignment of G4EmbedParams"][::std::mem::align_of::<G4EmbedParams>() - 8usize];
-    ["Offset of field: G4EmbedParams::table"]
-        [::std::mem::offset_of!(G4EmbedParams, table) - 0usize];
-    ["Offset of field: G4EmbedParams::token"]
-        [::std::mem::offset_of!(G4EmbedParams, token) - 8usize];
+    ["Offset of field: G4EmbedParams::table"][::std::mem::offset_of!(G4EmbedParams, table) - 0usize];
+    ["Offset of field: G4EmbedParams::token"][::std::mem::offset_of!(G4EmbedParams, token) - 8usize];
     ["Offset of field: G4EmbedParams::x"][::std::mem::offset_of!(G4EmbedParams, x) - 16usize];
     ["Offset of field: G4EmbedParams::rows"][::std::mem::offset_of!(G4EmbedParams, rows) - 24usize];
-    ["Offset of field: G4EmbedParams::hidden"]
-        [::std::mem::offset_of!(G4EmbedParams, hidden) - 28usize];
-    ["Offset of field: G4EmbedParams::scale_bf16"]
-        [::std::mem::offset_of!(G4EmbedParams, scale_bf16) - 32usize];
+    ["Offset of field: G4EmbedParams::hidden"][::std::mem::offset_of!(G4EmbedParams, hidden) - 28usize];
+    ["Offset of field: G4EmbedParams::scale_bf16"][::std::mem::offset_of!(G4EmbedParams, scale_bf16) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -182,16 +165,11 @@ const _: () = {
     ["Size of G4RmsNormParams"][::std::mem::size_of::<G4RmsNormParams>() - 40usize];
     ["Alignment of G4RmsNormParams"][::std::mem::align_of::<G4RmsNormParams>() - 8usize];
     ["Offset of field: G4RmsNormParams::x"][::std::mem::offset_of!(G4RmsNormParams, x) - 0usize];
-    ["Offset of field: G4RmsNormParams::weight"]
-        [::std::mem::offset_of!(G4RmsNormParams, weight) - 8usize];
-    ["Offset of field: G4RmsNormParams::out"]
-        [::std::mem::offset_of!(G4RmsNormParams, out) - 16usize];
-    ["Offset of field: G4RmsNormParams::rows"]
-        [::std::mem::offset_of!(G4RmsNormParams, rows) - 24usize];
-    ["Offset of field: G4RmsNormParams::width"]
-        [::std::mem::offset_of!(G4RmsNormParams, width) - 28usize];
-    ["Offset of field: G4RmsNormParams::eps"]
-        [::std::mem::offset_of!(G4RmsNormParams, eps) - 32usize];
+    ["Offset of field: G4RmsNormParams::weight"][::std::mem::offset_of!(G4RmsNormParams, weight) - 8usize];
+    ["Offset of field: G4RmsNormParams::out"][::std::mem::offset_of!(G4RmsNormParams, out) - 16usize];
+    ["Offset of field: G4RmsNormParams::rows"][::std::mem::offset_of!(G4RmsNormParams, rows) - 24usize];
+    ["Offset of field: G4RmsNormParams::width"][::std::mem::offset_of!(G4RmsNormParams, width) - 28usize];
+    ["Offset of field: G4RmsNormParams::eps"][::std::mem::offset_of!(G4RmsNormParams, eps) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -212,20 +190,13 @@ const _: () = {
     ["Alignment of G4AddNormParams"][::std::mem::align_of::<G4AddNormParams>() - 8usize];
     ["Offset of field: G4AddNormParams::x"][::std::mem::offset_of!(G4AddNormParams, x) - 0usize];
     ["Offset of field: G4AddNormParams::y"][::std::mem::offset_of!(G4AddNormParams, y) - 8usize];
-    ["Offset of field: G4AddNormParams::post_weight"]
-        [::std::mem::offset_of!(G4AddNormParams, post_weight) - 16usize];
-    ["Offset of field: G4AddNormParams::layer_scalar"]
-        [::std::mem::offset_of!(G4AddNormParams, layer_scalar) - 24usize];
-    ["Offset of field: G4AddNormParams::next_weight"]
-        [::std::mem::offset_of!(G4AddNormParams, next_weight) - 32usize];
-    ["Offset of field: G4AddNormParams::normed"]
-        [::std::mem::offset_of!(G4AddNormParams, normed) - 40usize];
-    ["Offset of field: G4AddNormParams::rows"]
-        [::std::mem::offset_of!(G4AddNormParams, rows) - 48usize];
-    ["Offset of field: G4AddNormParams::width"]
-        [::std::mem::offset_of!(G4AddNormParams, width) - 52usize];
-    ["Offset of field: G4AddNormParams::eps"]
-        [::std::mem::offset_of!(G4AddNormParams, eps) - 56usize];
+    ["Offset of field: G4AddNormParams::post_weight"][::std::mem::offset_of!(G4AddNormParams, post_weight) - 16usize];
+    ["Offset of field: G4AddNormParams::layer_scalar"][::std::mem::offset_of!(G4AddNormParams, layer_scalar) - 24usize];
+    ["Offset of field: G4AddNormParams::next_weight"][::std::mem::offset_of!(G4AddNormParams, next_weight) - 32usize];
+    ["Offset of field: G4AddNormParams::normed"][::std::mem::offset_of!(G4AddNormParams, normed) - 40usize];
+    ["Offset of field: G4AddNormParams::rows"][::std::mem::offset_of!(G4AddNormParams, rows) - 48usize];
+    ["Offset of field: G4AddNormParams::width"][::std::mem::offset_of!(G4AddNormParams, width) - 52usize];
+    ["Offset of field: G4AddNormParams::eps"][::std::mem::offset_of!(G4AddNormParams, eps) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -239,14 +210,10 @@ pub struct G4GeluGateParams {
 const _: () = {
     ["Size of G4GeluGateParams"][::std::mem::size_of::<G4GeluGateParams>() - 24usize];
     ["Alignment of G4GeluGateParams"][::std::mem::align_of::<G4GeluGateParams>() - 8usize];
-    ["Offset of field: G4GeluGateParams::gate_up"]
-        [::std::mem::offset_of!(G4GeluGateParams, gate_up) - 0usize];
-    ["Offset of field: G4GeluGateParams::out"]
-        [::std::mem::offset_of!(G4GeluGateParams, out) - 8usize];
-    ["Offset of field: G4GeluGateParams::rows"]
-        [::std::mem::offset_of!(G4GeluGateParams, rows) - 16usize];
-    ["Offset of field: G4GeluGateParams::width"]
-        [::std::mem::offset_of!(G4GeluGateParams, width) - 20usize];
+    ["Offset of field: G4GeluGateParams::gate_up"][::std::mem::offset_of!(G4GeluGateParams, gate_up) - 0usize];
+    ["Offset of field: G4GeluGateParams::out"][::std::mem::offset_of!(G4GeluGateParams, out) - 8usize];
+    ["Offset of field: G4GeluGateParams::rows"][::std::mem::offset_of!(G4GeluGateParams, rows) - 16usize];
+    ["Offset of field: G4GeluGateParams::width"][::std::mem::offset_of!(G4GeluGateParams, width) - 20usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -266,21 +233,16 @@ pub struct G4GemmParams {
 const _: () = {
     ["Size of G4GemmParams"][::std::mem::size_of::<G4GemmParams>() - 56usize];
     ["Alignment of G4GemmParams"][::std::mem::align_of::<G4GemmParams>() - 8usize];
-    ["Offset of field: G4GemmParams::weight"]
-        [::std::mem::offset_of!(G4GemmParams, weight) - 0usize];
+    ["Offset of field: G4GemmParams::weight"][::std::mem::offset_of!(G4GemmParams, weight) - 0usize];
     ["Offset of field: G4GemmParams::x"][::std::mem::offset_of!(G4GemmParams, x) - 8usize];
     ["Offset of field: G4GemmParams::out"][::std::mem::offset_of!(G4GemmParams, out) - 16usize];
-    ["Offset of field: G4GemmParams::tokens"]
-        [::std::mem::offset_of!(G4GemmParams, tokens) - 24usize];
+    ["Offset of field: G4GemmParams::tokens"][::std::mem::offset_of!(G4GemmParams, tokens) - 24usize];
     ["Offset of field: G4GemmParams::n"][::std::mem::offset_of!(G4GemmParams, n) - 28usize];
     ["Offset of field: G4GemmParams::k"][::std::mem::offset_of!(G4GemmParams, k) - 32usize];
-    ["Offset of field: G4GemmParams::x_stride"]
-        [::std::mem::offset_of!(G4GemmParams, x_stride) - 36usize];
-    ["Offset of field: G4GemmParams::out_stride"]
-        [::std::mem::offset_of!(G4GemmParams, out_stride) - 40usize];
+    ["Offset of field: G4GemmParams::x_stride"][::std::mem::offset_of!(G4GemmParams, x_stride) - 36usize];
+    ["Offset of field: G4GemmParams::out_stride"][::std::mem::offset_of!(G4GemmParams, out_stride) - 40usize];
     ["Offset of field: G4GemmParams::slabs"][::std::mem::offset_of!(G4GemmParams, slabs) - 44usize];
-    ["Offset of field: G4GemmParams::softcap"]
-        [::std::mem::offset_of!(G4GemmParams, softcap) - 48usize];
+    ["Offset of field: G4GemmParams::softcap"][::std::mem::offset_of!(G4GemmParams, softcap) - 48usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -304,33 +266,20 @@ pub struct G4QkvPrepParams {
 const _: () = {
     ["Size of G4QkvPrepParams"][::std::mem::size_of::<G4QkvPrepParams>() - 136usize];
     ["Alignment of G4QkvPrepParams"][::std::mem::align_of::<G4QkvPrepParams>() - 8usize];
-    ["Offset of field: G4QkvPrepParams::qkv"]
-        [::std::mem::offset_of!(G4QkvPrepParams, qkv) - 0usize];
-    ["Offset of field: G4QkvPrepParams::q_weight"]
-        [::std::mem::offset_of!(G4QkvPrepParams, q_weight) - 8usize];
-    ["Offset of field: G4QkvPrepParams::k_weight"]
-        [::std::mem::offset_of!(G4QkvPrepParams, k_weight) - 16usize];
-    ["Offset of field: G4QkvPrepParams::cos"]
-        [::std::mem::offset_of!(G4QkvPrepParams, cos) - 24usize];
-    ["Offset of field: G4QkvPrepParams::sin"]
-        [::std::mem::offset_of!(G4QkvPrepParams, sin) - 32usize];
-    ["Offset of field: G4QkvPrepParams::position"]
-        [::std::mem::offset_of!(G4QkvPrepParams, position) - 40usize];
-    ["Offset of field: G4QkvPrepParams::slot"]
-        [::std::mem::offset_of!(G4QkvPrepParams, slot) - 48usize];
-    ["Offset of field: G4QkvPrepParams::q_out"]
-        [::std::mem::offset_of!(G4QkvPrepParams, q_out) - 56usize];
+    ["Offset of field: G4QkvPrepParams::qkv"][::std::mem::offset_of!(G4QkvPrepParams, qkv) - 0usize];
+    ["Offset of field: G4QkvPrepParams::q_weight"][::std::mem::offset_of!(G4QkvPrepParams, q_weight) - 8usize];
+    ["Offset of field: G4QkvPrepParams::k_weight"][::std::mem::offset_of!(G4QkvPrepParams, k_weight) - 16usize];
+    ["Offset of field: G4QkvPrepParams::cos"][::std::mem::offset_of!(G4QkvPrepParams, cos) - 24usize];
+    ["Offset of field: G4QkvPrepParams::sin"][::std::mem::offset_of!(G4QkvPrepParams, sin) - 32usize];
+    ["Offset of field: G4QkvPrepParams::position"][::std::mem::offset_of!(G4QkvPrepParams, position) - 40usize];
+    ["Offset of field: G4QkvPrepParams::slot"][::std::mem::offset_of!(G4QkvPrepParams, slot) - 48usize];
+    ["Offset of field: G4QkvPrepParams::q_out"][::std::mem::offset_of!(G4QkvPrepParams, q_out) - 56usize];
     ["Offset of field: G4QkvPrepParams::kv"][::std::mem::offset_of!(G4QkvPrepParams, kv) - 64usize];
-    ["Offset of field: G4QkvPrepParams::rows"]
-        [::std::mem::offset_of!(G4QkvPrepParams, rows) - 112usize];
-    ["Offset of field: G4QkvPrepParams::heads"]
-        [::std::mem::offset_of!(G4QkvPrepParams, heads) - 116usize];
-    ["Offset of field: G4QkvPrepParams::pairs"]
-        [::std::mem::offset_of!(G4QkvPrepParams, pairs) - 120usize];
-    ["Offset of field: G4QkvPrepParams::k_eq_v"]
-        [::std::mem::offset_of!(G4QkvPrepParams, k_eq_v) - 124usize];
-    ["Offset of field: G4QkvPrepParams::eps"]
-        [::std::mem::offset_of!(G4QkvPrepParams, eps) - 128usize];
+    ["Offset of field: G4QkvPrepParams::rows"][::std::mem::offset_of!(G4QkvPrepParams, rows) - 112usize];
+    ["Offset of field: G4QkvPrepParams::heads"][::std::mem::offset_of!(G4QkvPrepParams, heads) - 116usize];
+    ["Offset of field: G4QkvPrepParams::pairs"][::std::mem::offset_of!(G4QkvPrepParams, pairs) - 120usize];
+    ["Offset of field: G4QkvPrepParams::k_eq_v"][::std::mem::offset_of!(G4QkvPrepParams, k_eq_v) - 124usize];
+    ["Offset of field: G4QkvPrepParams::eps"][::std::mem::offset_of!(G4QkvPrepParams, eps) - 128usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -347,12 +296,9 @@ const _: () = {
     ["Alignment of G4KvCopyParams"][::std::mem::align_of::<G4KvCopyParams>() - 8usize];
     ["Offset of field: G4KvCopyParams::src"][::std::mem::offset_of!(G4KvCopyParams, src) - 0usize];
     ["Offset of field: G4KvCopyParams::dst"][::std::mem::offset_of!(G4KvCopyParams, dst) - 48usize];
-    ["Offset of field: G4KvCopyParams::slot"]
-        [::std::mem::offset_of!(G4KvCopyParams, slot) - 96usize];
-    ["Offset of field: G4KvCopyParams::begin"]
-        [::std::mem::offset_of!(G4KvCopyParams, begin) - 100usize];
-    ["Offset of field: G4KvCopyParams::end"]
-        [::std::mem::offset_of!(G4KvCopyParams, end) - 104usize];
+    ["Offset of field: G4KvCopyParams::slot"][::std::mem::offset_of!(G4KvCopyParams, slot) - 96usize];
+    ["Offset of field: G4KvCopyParams::begin"][::std::mem::offset_of!(G4KvCopyParams, begin) - 100usize];
+    ["Offset of field: G4KvCopyParams::end"][::std::mem::offset_of!(G4KvCopyParams, end) - 104usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -374,30 +320,19 @@ pub struct G4AttnDecodeParams {
 const _: () = {
     ["Size of G4AttnDecodeParams"][::std::mem::size_of::<G4AttnDecodeParams>() - 128usize];
     ["Alignment of G4AttnDecodeParams"][::std::mem::align_of::<G4AttnDecodeParams>() - 8usize];
-    ["Offset of field: G4AttnDecodeParams::q"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, q) - 0usize];
-    ["Offset of field: G4AttnDecodeParams::out"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, out) - 8usize];
-    ["Offset of field: G4AttnDecodeParams::position"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, position) - 16usize];
-    ["Offset of field: G4AttnDecodeParams::slot"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, slot) - 24usize];
+    ["Offset of field: G4AttnDecodeParams::q"][::std::mem::offset_of!(G4AttnDecodeParams, q) - 0usize];
+    ["Offset of field: G4AttnDecodeParams::out"][::std::mem::offset_of!(G4AttnDecodeParams, out) - 8usize];
+    ["Offset of field: G4AttnDecodeParams::position"][::std::mem::offset_of!(G4AttnDecodeParams, position) - 16usize];
+    ["Offset of field: G4AttnDecodeParams::slot"][::std::mem::offset_of!(G4AttnDecodeParams, slot) - 24usize];
     ["Offset of field: G4AttnDecodeParams::item_begin"]
         [::std::mem::offset_of!(G4AttnDecodeParams, item_begin) - 32usize];
-    ["Offset of field: G4AttnDecodeParams::kv"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, kv) - 40usize];
-    ["Offset of field: G4AttnDecodeParams::part_o"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, part_o) - 88usize];
-    ["Offset of field: G4AttnDecodeParams::part_ml"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, part_ml) - 96usize];
-    ["Offset of field: G4AttnDecodeParams::ticket"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, ticket) - 104usize];
-    ["Offset of field: G4AttnDecodeParams::rows"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, rows) - 112usize];
-    ["Offset of field: G4AttnDecodeParams::heads"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, heads) - 116usize];
-    ["Offset of field: G4AttnDecodeParams::window"]
-        [::std::mem::offset_of!(G4AttnDecodeParams, window) - 120usize];
+    ["Offset of field: G4AttnDecodeParams::kv"][::std::mem::offset_of!(G4AttnDecodeParams, kv) - 40usize];
+    ["Offset of field: G4AttnDecodeParams::part_o"][::std::mem::offset_of!(G4AttnDecodeParams, part_o) - 88usize];
+    ["Offset of field: G4AttnDecodeParams::part_ml"][::std::mem::offset_of!(G4AttnDecodeParams, part_ml) - 96usize];
+    ["Offset of field: G4AttnDecodeParams::ticket"][::std::mem::offset_of!(G4AttnDecodeParams, ticket) - 104usize];
+    ["Offset of field: G4AttnDecodeParams::rows"][::std::mem::offset_of!(G4AttnDecodeParams, rows) - 112usize];
+    ["Offset of field: G4AttnDecodeParams::heads"][::std::mem::offset_of!(G4AttnDecodeParams, heads) - 116usize];
+    ["Offset of field: G4AttnDecodeParams::window"][::std::mem::offset_of!(G4AttnDecodeParams, window) - 120usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -416,24 +351,15 @@ pub struct G4AttnPromptParams {
 const _: () = {
     ["Size of G4AttnPromptParams"][::std::mem::size_of::<G4AttnPromptParams>() - 136usize];
     ["Alignment of G4AttnPromptParams"][::std::mem::align_of::<G4AttnPromptParams>() - 8usize];
-    ["Offset of field: G4AttnPromptParams::q"]
-        [::std::mem::offset_of!(G4AttnPromptParams, q) - 0usize];
-    ["Offset of field: G4AttnPromptParams::out"]
-        [::std::mem::offset_of!(G4AttnPromptParams, out) - 8usize];
-    ["Offset of field: G4AttnPromptParams::kv"]
-        [::std::mem::offset_of!(G4AttnPromptParams, kv) - 16usize];
-    ["Offset of field: G4AttnPromptParams::recent"]
-        [::std::mem::offset_of!(G4AttnPromptParams, recent) - 64usize];
-    ["Offset of field: G4AttnPromptParams::slot"]
-        [::std::mem::offset_of!(G4AttnPromptParams, slot) - 112usize];
-    ["Offset of field: G4AttnPromptParams::start"]
-        [::std::mem::offset_of!(G4AttnPromptParams, start) - 116usize];
-    ["Offset of field: G4AttnPromptParams::rows"]
-        [::std::mem::offset_of!(G4AttnPromptParams, rows) - 120usize];
-    ["Offset of field: G4AttnPromptParams::heads"]
-        [::std::mem::offset_of!(G4AttnPromptParams, heads) - 124usize];
-    ["Offset of field: G4AttnPromptParams::window"]
-        [::std::mem::offset_of!(G4AttnPromptParams, window) - 128usize];
+    ["Offset of field: G4AttnPromptParams::q"][::std::mem::offset_of!(G4AttnPromptParams, q) - 0usize];
+    ["Offset of field: G4AttnPromptParams::out"][::std::mem::offset_of!(G4AttnPromptParams, out) - 8usize];
+    ["Offset of field: G4AttnPromptParams::kv"][::std::mem::offset_of!(G4AttnPromptParams, kv) - 16usize];
+    ["Offset of field: G4AttnPromptParams::recent"][::std::mem::offset_of!(G4AttnPromptParams, recent) - 64usize];
+    ["Offset of field: G4AttnPromptParams::slot"][::std::mem::offset_of!(G4AttnPromptParams, slot) - 112usize];
+    ["Offset of field: G4AttnPromptParams::start"][::std::mem::offset_of!(G4AttnPromptParams, start) - 116usize];
+    ["Offset of field: G4AttnPromptParams::rows"][::std::mem::offset_of!(G4AttnPromptParams, rows) - 120usize];
+    ["Offset of field: G4AttnPromptParams::heads"][::std::mem::offset_of!(G4AttnPromptParams, heads) - 124usize];
+    ["Offset of field: G4AttnPromptParams::window"][::std::mem::offset_of!(G4AttnPromptParams, window) - 128usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -461,28 +387,21 @@ pub struct G4StepBeginParams {
 const _: () = {
     ["Size of G4StepBeginParams"][::std::mem::size_of::<G4StepBeginParams>() - 112usize];
     ["Alignment of G4StepBeginParams"][::std::mem::align_of::<G4StepBeginParams>() - 8usize];
-    ["Offset of field: G4StepBeginParams::row_slot"]
-        [::std::mem::offset_of!(G4StepBeginParams, row_slot) - 0usize];
-    ["Offset of field: G4StepBeginParams::slots"]
-        [::std::mem::offset_of!(G4StepBeginParams, slots) - 8usize];
+    ["Offset of field: G4StepBeginParams::row_slot"][::std::mem::offset_of!(G4StepBeginParams, row_slot) - 0usize];
+    ["Offset of field: G4StepBeginParams::slots"][::std::mem::offset_of!(G4StepBeginParams, slots) - 8usize];
     ["Offset of field: G4StepBeginParams::sliding_table"]
         [::std::mem::offset_of!(G4StepBeginParams, sliding_table) - 16usize];
     ["Offset of field: G4StepBeginParams::global_table"]
         [::std::mem::offset_of!(G4StepBeginParams, global_table) - 24usize];
-    ["Offset of field: G4StepBeginParams::token"]
-        [::std::mem::offset_of!(G4StepBeginParams, token) - 32usize];
-    ["Offset of field: G4StepBeginParams::position"]
-        [::std::mem::offset_of!(G4StepBeginParams, position) - 40usize];
-    ["Offset of field: G4StepBeginParams::slot"]
-        [::std::mem::offset_of!(G4StepBeginParams, slot) - 48usize];
-    ["Offset of field: G4StepBeginParams::status"]
-        [::std::mem::offset_of!(G4StepBeginParams, status) - 56usize];
+    ["Offset of field: G4StepBeginParams::token"][::std::mem::offset_of!(G4StepBeginParams, token) - 32usize];
+    ["Offset of field: G4StepBeginParams::position"][::std::mem::offset_of!(G4StepBeginParams, position) - 40usize];
+    ["Offset of field: G4StepBeginParams::slot"][::std::mem::offset_of!(G4StepBeginParams, slot) - 48usize];
+    ["Offset of field: G4StepBeginParams::status"][::std::mem::offset_of!(G4StepBeginParams, status) - 56usize];
     ["Offset of field: G4StepBeginParams::sliding_item_begin"]
         [::std::mem::offset_of!(G4StepBeginParams, sliding_item_begin) - 64usize];
     ["Offset of field: G4StepBeginParams::global_item_begin"]
         [::std::mem::offset_of!(G4StepBeginParams, global_item_begin) - 72usize];
-    ["Offset of field: G4StepBeginParams::rows"]
-        [::std::mem::offset_of!(G4StepBeginParams, rows) - 80usize];
+    ["Offset of field: G4StepBeginParams::rows"][::std::mem::offset_of!(G4StepBeginParams, rows) - 80usize];
     ["Offset of field: G4StepBeginParams::sliding_pages"]
         [::std::mem::offset_of!(G4StepBeginParams, sliding_pages) - 84usize];
     ["Offset of field: G4StepBeginParams::global_pages"]
@@ -491,8 +410,7 @@ const _: () = {
         [::std::mem::offset_of!(G4StepBeginParams, page_tokens_sliding) - 92usize];
     ["Offset of field: G4StepBeginParams::page_tokens_global"]
         [::std::mem::offset_of!(G4StepBeginParams, page_tokens_global) - 96usize];
-    ["Offset of field: G4StepBeginParams::window"]
-        [::std::mem::offset_of!(G4StepBeginParams, window) - 100usize];
+    ["Offset of field: G4StepBeginParams::window"][::std::mem::offset_of!(G4StepBeginParams, window) - 100usize];
     ["Offset of field: G4StepBeginParams::segment_sliding"]
         [::std::mem::offset_of!(G4StepBeginParams, segment_sliding) - 104usize];
     ["Offset of field: G4StepBeginParams::segment_global"]
@@ -531,20 +449,13 @@ pub struct G4ArgmaxParams {
 const _: () = {
     ["Size of G4ArgmaxParams"][::std::mem::size_of::<G4ArgmaxParams>() - 48usize];
     ["Alignment of G4ArgmaxParams"][::std::mem::align_of::<G4ArgmaxParams>() - 8usize];
-    ["Offset of field: G4ArgmaxParams::logits"]
-        [::std::mem::offset_of!(G4ArgmaxParams, logits) - 0usize];
-    ["Offset of field: G4ArgmaxParams::suppressed"]
-        [::std::mem::offset_of!(G4ArgmaxParams, suppressed) - 8usize];
-    ["Offset of field: G4ArgmaxParams::tile_best"]
-        [::std::mem::offset_of!(G4ArgmaxParams, tile_best) - 16usize];
-    ["Offset of field: G4ArgmaxParams::tile_id"]
-        [::std::mem::offset_of!(G4ArgmaxParams, tile_id) - 24usize];
-    ["Offset of field: G4ArgmaxParams::rows"]
-        [::std::mem::offset_of!(G4ArgmaxParams, rows) - 32usize];
-    ["Offset of field: G4ArgmaxParams::vocab"]
-        [::std::mem::offset_of!(G4ArgmaxParams, vocab) - 36usize];
-    ["Offset of field: G4ArgmaxParams::tiles"]
-        [::std::mem::offset_of!(G4ArgmaxParams, tiles) - 40usize];
+    ["Offset of field: G4ArgmaxParams::logits"][::std::mem::offset_of!(G4ArgmaxParams, logits) - 0usize];
+    ["Offset of field: G4ArgmaxParams::suppressed"][::std::mem::offset_of!(G4ArgmaxParams, suppressed) - 8usize];
+    ["Offset of field: G4ArgmaxParams::tile_best"][::std::mem::offset_of!(G4ArgmaxParams, tile_best) - 16usize];
+    ["Offset of field: G4ArgmaxParams::tile_id"][::std::mem::offset_of!(G4ArgmaxParams, tile_id) - 24usize];
+    ["Offset of field: G4ArgmaxParams::rows"][::std::mem::offset_of!(G4ArgmaxParams, rows) - 32usize];
+    ["Offset of field: G4ArgmaxParams::vocab"][::std::mem::offset_of!(G4ArgmaxParams, vocab) - 36usize];
+    ["Offset of field: G4ArgmaxParams::tiles"][::std::mem::offset_of!(G4ArgmaxParams, tiles) - 40usize];
     ["Offset of field: G4ArgmaxParams::suppressed_count"]
         [::std::mem::offset_of!(G4ArgmaxParams, suppressed_count) - 44usize];
 };
@@ -568,25 +479,18 @@ pub struct G4PickParams {
 const _: () = {
     ["Size of G4PickParams"][::std::mem::size_of::<G4PickParams>() - 144usize];
     ["Alignment of G4PickParams"][::std::mem::align_of::<G4PickParams>() - 8usize];
-    ["Offset of field: G4PickParams::tile_best"]
-        [::std::mem::offset_of!(G4PickParams, tile_best) - 0usize];
-    ["Offset of field: G4PickParams::tile_id"]
-        [::std::mem::offset_of!(G4PickParams, tile_id) - 8usize];
+    ["Offset of field: G4PickParams::tile_best"][::std::mem::offset_of!(G4PickParams, tile_best) - 0usize];
+    ["Offset of field: G4PickParams::tile_id"][::std::mem::offset_of!(G4PickParams, tile_id) - 8usize];
     ["Offset of field: G4PickParams::slot"][::std::mem::offset_of!(G4PickParams, slot) - 16usize];
-    ["Offset of field: G4PickParams::status"]
-        [::std::mem::offset_of!(G4PickParams, status) - 24usize];
-    ["Offset of field: G4PickParams::row_slot"]
-        [::std::mem::offset_of!(G4PickParams, row_slot) - 32usize];
+    ["Offset of field: G4PickParams::status"][::std::mem::offset_of!(G4PickParams, status) - 24usize];
+    ["Offset of field: G4PickParams::row_slot"][::std::mem::offset_of!(G4PickParams, row_slot) - 32usize];
     ["Offset of field: G4PickParams::step"][::std::mem::offset_of!(G4PickParams, step) - 40usize];
     ["Offset of field: G4PickParams::slots"][::std::mem::offset_of!(G4PickParams, slots) - 48usize];
-    ["Offset of field: G4PickParams::records"]
-        [::std::mem::offset_of!(G4PickParams, records) - 56usize];
+    ["Offset of field: G4PickParams::records"][::std::mem::offset_of!(G4PickParams, records) - 56usize];
     ["Offset of field: G4PickParams::rows"][::std::mem::offset_of!(G4PickParams, rows) - 64usize];
     ["Offset of field: G4PickParams::tiles"][::std::mem::offset_of!(G4PickParams, tiles) - 68usize];
-    ["Offset of field: G4PickParams::eos_count"]
-        [::std::mem::offset_of!(G4PickParams, eos_count) - 72usize];
-    ["Offset of field: G4PickParams::eos_ids"]
-        [::std::mem::offset_of!(G4PickParams, eos_ids) - 76usize];
+    ["Offset of field: G4PickParams::eos_count"][::std::mem::offset_of!(G4PickParams, eos_count) - 72usize];
+    ["Offset of field: G4PickParams::eos_ids"][::std::mem::offset_of!(G4PickParams, eos_ids) - 76usize];
 };
 pub const G4_ID_g4_pack: G4KernelId = 0;
 pub const G4_ID_g4_rope_table: G4KernelId = 1;
