@@ -35,11 +35,14 @@ const DEVICE_NAMES: &[&str] = &["device", "images"];
 const PURE: &[&str] = &["src/scheduler/", "src/kv/"];
 const UNSAFE_IN: &[&str] = &["src/device/", "src/model/kernels/"];
 
+/// What a rule finds, a line a finding.
+type Rule = fn(&Tree) -> Vec<String>;
+
 fn main() {
     let mut gate = Gate::start("tidy");
     let tree = Tree::tracked();
     gate.fact(tree.files.len() > 100, &format!("{} tracked files are read", tree.files.len()));
-    let rules: &[(&str, fn(&Tree) -> Vec<String>)] = &[
+    let rules: &[(&str, Rule)] = &[
         ("lines are at most 120 wide", too_wide),
         ("nothing is left over", left_over),
         ("no code file has more than 600 lines", too_long),
