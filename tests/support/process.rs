@@ -1,7 +1,7 @@
 //! The real binary as a child process on loopback: started on a free port, read through its pipes, killed by its id.
 //!
 //! Nothing here outlives its test: every wait is bounded, and dropping a [`Server`] kills and reaps the process.
-#![allow(dead_code)] // Each test file uses its part.
+#![allow(dead_code, unused_imports)] // Each test file uses its part.
 
 #[path = "client.rs"]
 pub mod client;
