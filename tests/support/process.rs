@@ -257,7 +257,8 @@ pub fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> std
     let mut socket = TcpStream::connect_timeout(&address, LIMIT)?;
     socket.set_read_timeout(Some(LIMIT))?;
     let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
     socket.write_all(format!("{head}{body}").as_bytes())?;
     let mut bytes = Vec::new();
     let end = socket.read_to_end(&mut bytes);
