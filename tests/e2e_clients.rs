@@ -33,20 +33,18 @@ async fn idle(server: &Server, pages: [u64; 2]) {
     until("all pages are free", || server.pages_free() == pages).await;
 }
 
-/// Repeats a try until it counted at most two steps, and one more that was under way when the client left. Between its
-/// close and the engine stand the kernel and a reactor thread, which a loaded machine may not run for several steps; a
-/// server that ends such requests late ends them late every time.
-async fn within_two_steps(mut attempt: impl AsyncFnMut() -> u64) {
+/// Tries with this many tokens read before the client leaves; each counts the steps from then to the end. Between a close
+/// and the engine stand the kernel and a reactor thread, which a loaded machine may not run for several steps: two tries
+/// may be late, though none may run on.
+async fn within_two_steps(mut attempt: impl AsyncFnMut(u64) -> u64) {
     let mut counts = Vec::new();
-    while counts.len() < 8 {
-        let count = attempt().await;
+    for tokens in 4..12 {
+        let count = attempt(tokens).await;
         assert!(count < LONG as u64 / 4, "it ran on for {count} steps");
-        if count <= 2 + 1 {
-            return;
-        }
         counts.push(count);
     }
-    panic!("never within two steps: {counts:?}");
+    let in_time = counts.iter().filter(|&&count| count <= 2).count();
+    assert!(in_time >= counts.len() - 2, "steps after the client left: {counts:?}");
 }
 
 /// Steps of tens of milliseconds, so that the way of a close through kernel and reactor is short beside them.
@@ -60,12 +58,13 @@ async fn a_stream_whose_client_goes_away_is_gone_within_two_steps() {
     let server = slow();
     let pages = server.pages_free();
     let mut aborted = 0;
-    within_two_steps(async || {
+    within_two_steps(async |enough| {
         let before = decode_steps(&server);
         let mut stream = server.client.open(body("the", LONG, true)).await;
         let mut tokens = 0;
-        while tokens < 6 {
-            tokens += stream.chunk().await.expect("a chunk")["choices"][0]["token_ids"].as_array().expect("ids").len();
+        while tokens < enough {
+            let ids = stream.chunk().await.expect("a chunk")["choices"][0]["token_ids"].clone();
+            tokens += ids.as_array().expect("a list").len() as u64;
         }
         assert_eq!(server.metric("gemma4_requests_running"), 1);
         let held = server.pages_free();
@@ -75,7 +74,7 @@ async fn a_stream_whose_client_goes_away_is_gone_within_two_steps() {
         idle(&server, pages).await;
         assert_eq!(server.metric("gemma4_requests_aborted_total"), aborted);
         // The first token is the prompt's.
-        (decode_steps(&server) - before).saturating_sub(tokens as u64 - 1)
+        (decode_steps(&server) - before).saturating_sub(tokens - 1)
     })
     .await;
     assert_eq!(server.metric("gemma4_requests_total{outcome=\"aborted\"}"), aborted);
@@ -88,11 +87,11 @@ async fn a_whole_answer_whose_client_goes_away_is_gone_within_two_steps() {
     let server = slow();
     let pages = server.pages_free();
     let mut aborted = 0;
-    within_two_steps(async || {
+    within_two_steps(async |enough| {
         let before = decode_steps(&server);
         let client = server.client;
         let request = tokio::spawn(async move { client.complete(body("the", LONG, false)).await });
-        until("it decodes", || decode_steps(&server) > before + 3).await;
+        until("it decodes", || decode_steps(&server) - before >= enough).await;
         let at_close = decode_steps(&server);
         request.abort();
         aborted += 1;
