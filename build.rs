@@ -34,7 +34,12 @@ fn main() {
     let host = HostCompiler::find();
     let soft_objects = host.objects(&out.join("soft"), &soft_files, None);
     let exports = format!("-Wl,--version-script={}", csrc.join("soft/exports.map").display());
-    let soft = host.shared_object(&out, "libcuda.so", &soft_objects, &["-pthread", "-Wl,-Bsymbolic", "-Wl,-z,nodelete", &exports]);
+    let soft = host.shared_object(
+        &out,
+        "libcuda.so",
+        &soft_objects,
+        &["-pthread", "-Wl,-Bsymbolic", "-Wl,-z,nodelete", &exports],
+    );
     let image_files: Vec<PathBuf> = kernel_files.iter().cloned().chain([csrc.join("kernels/image.cpp")]).collect();
     let image_objects = host.objects(&out.join("kernels"), &image_files, None);
     let image = host.shared_object(&out, "libgemma4_kernels_soft.so", &image_objects, &[]);

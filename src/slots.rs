@@ -1,8 +1,9 @@
 //! The two pinned readback slots: where a step's records land on the host.
 //!
-//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its kernels;
-//! (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against the step and the owners it was launched
-//! with, and frees the slot. Step n uses slot n mod 2, so a third step can only be launched after the first is collected.
+//! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
+//! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
+//! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can
+//! only be launched after the first is collected.
 
 use std::time::{Duration, Instant};
 
@@ -88,8 +89,8 @@ impl Readback {
     }
 }
 
-/// A bounded spin on the event, then a parking wait. A spin saves the wake-up of a parked thread (tens of microseconds);
-/// past its bound it only burns a core.
+/// A bounded spin on the event, then a parking wait. A spin saves the wake-up of a parked thread (tens of
+/// microseconds); past its bound it only burns a core.
 fn wait(event: &Event, spin: Duration) -> Result<Waited, DriverError> {
     if !spin.is_zero() {
         let started = Instant::now();

@@ -1,7 +1,8 @@
 //! The engine thread: one synchronous loop that owns the device, the KV pages and the sequences.
 //!
 //! A step: receive submissions and cancellations; admit; plan; launch; then collect and settle the step launched before
-//! it, while it runs. The engine shares no lock with the async side and never waits for a client: a token goes into a ring as long as the request's `max_tokens`.
+//! it, while it runs. The engine shares no lock with the async side and never waits for a client: a token goes into a
+//! ring as long as the request's `max_tokens`.
 
 mod counters;
 pub mod handle;
@@ -68,8 +69,8 @@ impl From<CollectError> for EngineError {
 struct Sequence {
     ticket: Arc<Ticket>,
     running: bool,
-    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is the one
-    /// stop the host knows ahead, so no step is launched for it in vain.
+    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is
+    /// the one stop the host knows ahead, so no step is launched for it in vain.
     tokens_launched: u32,
 }
 
@@ -79,9 +80,9 @@ const DEPTH: usize = 2;
 /// The engine thread's state.
 ///
 /// Life of a step: (1) planned from the roster; (2) launched with an immutable list of its rows' owners; (3) in flight
-/// while the next step is launched behind it; (4) collected: its records are checked against that list, never against the
-/// current roster; (5) settled: tokens and terminals are published. A row whose request ended meanwhile is discarded; one
-/// that the device itself stopped was padding.
+/// while the next step is launched behind it; (4) collected: its records are checked against that list, never against
+/// the current roster; (5) settled: tokens and terminals are published. A row whose request ended meanwhile is
+/// discarded; one that the device itself stopped was padding.
 pub struct Engine {
     runner: Runner,
     scheduler: Scheduler,
@@ -153,8 +154,8 @@ impl Engine {
         }
     }
 
-    /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`], which
-    /// holds those of the last launched step: the same one without pipelining.
+    /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`],
+    /// which holds those of the last launched step: the same one without pipelining.
     pub fn last_rows(&self) -> &[RequestId] {
         &self.last_rows
     }
@@ -307,8 +308,8 @@ impl Engine {
     /// Publishes one row's token; the terminal if this was its last.
     fn settle_row(&self, id: RequestId, step: i32, record: &G4Record) -> Result<Option<Terminal>, EngineError> {
         let Some(sequence) = self.sequences.get(&id) else {
-            // Ended while this step was in flight: by the device (then the row was padding), or by the host, too late for
-            // this one row.
+            // Ended while this step was in flight: by the device (then the row was padding), or by the host, too late
+            // for this one row.
             if record.token != G4_TOKEN_NONE {
                 self.counters.wasted_row_step();
             }
@@ -331,8 +332,8 @@ impl Engine {
         Ok((output_index + 1 == request.max_tokens).then_some(Terminal::Length))
     }
 
-    /// Takes a sequence out of every table and gives it its terminal. Its slot and pages stay in quarantine until the last
-    /// launched step is collected.
+    /// Takes a sequence out of every table and gives it its terminal. Its slot and pages stay in quarantine until the
+    /// last launched step is collected.
     fn end(&mut self, id: RequestId, terminal: Terminal) {
         let Some(sequence) = self.sequences.remove(&id) else { return };
         let launched = self.runner.steps_launched();

@@ -146,7 +146,8 @@ impl Runner {
         self.tables.upload_slot(&self.stream, slot, state)
     }
 
-    /// Launches one chunk. With `last` the step has one row to collect, whose owner is the one of `rows`; otherwise none.
+    /// Launches one chunk. With `last` the step has one row to collect, whose owner is the one of `rows`; otherwise
+    /// none.
     pub fn launch_prompt(&mut self, chunk: PromptChunk, rows: Vec<RowOwner>) -> Result<InFlight, DriverError> {
         assert_eq!(rows.len(), usize::from(chunk.last.is_some()));
         let owners = rows;
@@ -168,8 +169,8 @@ impl Runner {
         Ok(InFlight { step: self.step, rows: owners })
     }
 
-    /// Launches one decode step. The row index is uploaded only when the roster's generation is new: a rebuild, which the
-    /// second value tells.
+    /// Launches one decode step. The row index is uploaded only when the roster's generation is new: a rebuild, which
+    /// the second value tells.
     pub fn launch_decode(&mut self, roster: u64, rows: Vec<RowOwner>) -> Result<(InFlight, bool), DriverError> {
         let rebuild = self.roster != Some(roster);
         if rebuild {

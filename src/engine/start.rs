@@ -91,7 +91,8 @@ pub fn load_device(choice: DeviceChoice) -> Result<DeviceKind, StartError> {
 }
 
 /// Opens the device on the calling thread, resolves the memory plan against what is free, loads kernels and weights and
-/// allocates everything a step needs. `spin` bounds the busy part of the wait for a step; `progress` hears bytes of weights uploaded and in total.
+/// allocates everything a step needs. `spin` bounds the busy part of the wait for a step; `progress` hears bytes of
+/// weights uploaded and in total.
 pub fn build_runner(
     checkpoint: &Checkpoint,
     device: DeviceKind,

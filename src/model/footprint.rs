@@ -285,8 +285,8 @@ const I32: usize = 4;
 const SLOT_BYTES: usize = size_of::<G4Slot>();
 const RECORD_BYTES: usize = size_of::<G4Record>();
 const ARGMAX_TILE: usize = G4_ARGMAX_TILE as usize;
-/// Weights pass through this many device buffers of this size while they are packed, in pieces of whole 16-row tiles, so
-/// that a matrix need not stand on the device twice.
+/// Weights pass through this many device buffers of this size while they are packed, in pieces of whole 16-row tiles,
+/// so that a matrix need not stand on the device twice.
 pub const STAGING_BUFFERS: usize = 2;
 pub const STAGING_BYTES_MAX: usize = 32 << 20;
 

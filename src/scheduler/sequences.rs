@@ -135,8 +135,8 @@ impl Scheduler {
         Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()), cause }
     }
 
-    /// Takes a decoding sequence out of the roster whose last token's step is launched. It keeps its slot and pages until
-    /// it is finished.
+    /// Takes a decoding sequence out of the roster whose last token's step is launched. It keeps its slot and pages
+    /// until it is finished.
     pub fn exhaust(&mut self, id: RequestId) {
         assert!(self.roster.leave(id), "{id} has no row");
     }
