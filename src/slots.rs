@@ -2,8 +2,8 @@
 //!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
 //! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
-//! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can only
-//! be launched after the first is collected.
+//! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can
+//! only be launched after the first is collected.
 
 use std::time::{Duration, Instant};
 

@@ -39,8 +39,17 @@ struct Plan {
   }
 };
 
+// A plan of the environment that starts when start-up ends: the calls of a start need not be counted by whoever asks.
+struct ArmedPlan {
+  uint64_t n = 0;
+  int code = 0;
+};
+
 struct Faults {
   Plan call, named, launch;
+  ArmedPlan armed_call, armed_launch;
+  // With an armed plan: a call has failed at its entry, and each later one is reported.
+  std::atomic<bool> watch_later_calls{false}, has_failed{false};
   std::mutex mutex;  // name, report
   std::string name, last_report;
   std::atomic<bool> is_armed{false}, refuse{false};
@@ -49,17 +58,25 @@ struct Faults {
   std::set<const void*> stalled_streams;
 
   Faults() {
-    // GEMMA4_SOFT_FAIL_CALL=N[:code], GEMMA4_SOFT_FAIL_LAUNCH=N[:code], GEMMA4_SOFT_STALL=1
+    // GEMMA4_SOFT_FAIL_CALL=N[:code], GEMMA4_SOFT_FAIL_LAUNCH=N[:code], GEMMA4_SOFT_STALL=1; with ARMED_ before FAIL
+    // the first two count from g4soft_arm.
     from_environment("GEMMA4_SOFT_FAIL_CALL", call, CUDA_ERROR_UNKNOWN);
     from_environment("GEMMA4_SOFT_FAIL_LAUNCH", launch, CUDA_ERROR_ILLEGAL_ADDRESS);
+    armed_from_environment("GEMMA4_SOFT_ARMED_FAIL_CALL", armed_call, CUDA_ERROR_UNKNOWN);
+    armed_from_environment("GEMMA4_SOFT_ARMED_FAIL_LAUNCH", armed_launch, CUDA_ERROR_ILLEGAL_ADDRESS);
     const char* stall = std::getenv("GEMMA4_SOFT_STALL");
     if (stall && *stall && *stall != '0') any_stall = stall_all = true;
   }
   static void from_environment(const char* variable, Plan& plan, int code) {
+    ArmedPlan read;
+    armed_from_environment(variable, read, code);
+    if (read.n) plan.set(read.n, read.code);
+  }
+  static void armed_from_environment(const char* variable, ArmedPlan& plan, int code) {
     const char* text = std::getenv(variable);
     if (!text) return;
     const char* colon = std::strchr(text, ':');
-    plan.set(std::strtoull(text, nullptr, 0), colon ? std::atoi(colon + 1) : code);
+    plan = {std::strtoull(text, nullptr, 0), colon ? std::atoi(colon + 1) : code};
   }
 };
 
@@ -83,6 +100,7 @@ void report(const char* format, ...) {
 
 CUresult planned_call_fault(const char* function) {
   Faults& f = faults();
+  if (f.has_failed.load(std::memory_order_relaxed)) report("%s called after a call had failed", function);
   if (f.named.remaining.load(std::memory_order_relaxed)) {
     bool matches;
     {
@@ -93,6 +111,10 @@ CUresult planned_call_fault(const char* function) {
       if (const CUresult error = f.named.step()) return error;
   }
   return f.call.step();
+}
+
+void entry_failed() {
+  if (faults().watch_later_calls.load(std::memory_order_relaxed)) faults().has_failed = true;
 }
 
 CUresult planned_launch_fault() { return faults().launch.step(); }
@@ -149,8 +171,12 @@ G4_CONTROL void g4soft_release(void) {
 }
 
 G4_CONTROL void g4soft_arm(int refuse) {
-  faults().refuse = refuse != 0;
-  faults().is_armed = true;
+  Faults& f = faults();
+  f.refuse = refuse != 0;
+  if (f.is_armed.exchange(true)) return;
+  if (f.armed_call.n) f.call.set(f.armed_call.n, f.armed_call.code);
+  if (f.armed_launch.n) f.launch.set(f.armed_launch.n, f.armed_launch.code);
+  f.watch_later_calls = f.armed_call.n || f.armed_launch.n;
 }
 
 G4_CONTROL void g4soft_disarm(void) { faults().is_armed = false; }

@@ -15,6 +15,8 @@ void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 CUresult planned_call_fault(const char* function);
 // The fault planned for this kernel execution, or CUDA_SUCCESS.
 CUresult planned_launch_fault();
+// A call was refused at its entry. After an ARMED_ plan of the environment each later call is reported on stderr.
+void entry_failed();
 
 // After g4soft_arm: counts what should no longer happen, and says whether to refuse it.
 enum class Startup { kAllocation, kFree, kModuleLoad, kCapture, kInstantiation };

@@ -51,7 +51,10 @@ CUresult enter(const char* function, unsigned entry) {
     Lock lock(world().mutex);
     return check_unsafe(lock, function);
   }();
-  if (error) G4_COUNT(calls_failed);
+  if (error) {
+    G4_COUNT(calls_failed);
+    entry_failed();
+  }
   return error;
 }
 

@@ -69,8 +69,8 @@ impl From<CollectError> for EngineError {
 struct Sequence {
     ticket: Arc<Ticket>,
     running: bool,
-    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is the
-    /// one stop the host knows ahead, so no step is launched for it in vain.
+    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is
+    /// the one stop the host knows ahead, so no step is launched for it in vain.
     tokens_launched: u32,
 }
 

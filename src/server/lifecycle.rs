@@ -5,7 +5,7 @@
 //! 3. The door refuses (503, `Connection: close`); what is in flight gets `--drain-timeout`.
 //! 4. The rest ends with one error each; the engine is stopped; exit 0. Liveness is 200 until here.
 //!
-//! A second signal jumps to 4. The engine's death jumps to exit 1, after its errors are written.
+//! A second signal jumps to 4. The engine's death jumps to exit 1, after its errors are written and late comers told.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,6 +25,9 @@ use crate::server::{App, listen, routes};
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 /// Time for last answers to be written to clients that may not read.
 const FLUSH_WAIT: Duration = Duration::from_secs(1);
+/// How long a server whose engine died still answers: requests under way to it and the next probe read a 503 that says
+/// why, not a reset.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Time for the engine thread to return once nothing is in flight.
 const ENGINE_STOP_WAIT: Duration = Duration::from_secs(5);
 
@@ -164,6 +167,9 @@ impl Lifecycle<'_> {
         tracing::error!("{reason}");
         // Usually dead already, by its own hand; then this changes nothing.
         self.app.engine.declare_dead(&reason);
+        if exit == Exit::Failed {
+            tokio::time::sleep(LAST_WORDS).await;
+        }
         let _ = tokio::time::timeout(FLUSH_WAIT, self.app.idle()).await;
         exit
     }

@@ -29,14 +29,13 @@ async fn begun(server: &Server) -> Stream {
 /// Readiness: status and reason.
 async fn ready(client: Client) -> (u16, Option<String>) {
     let reply = client.get("/health/ready").await;
-    assert_eq!(client.get("/health").await.status, reply.status, "/health is an alias");
     (reply.status, reply.json()["reason"].as_str().map(str::to_owned))
 }
 
 async fn until_ready_says(server: &Server, reason: &str) {
     let start = Instant::now();
     while ready(server.client).await != (503, Some(reason.to_owned())) {
-        assert!(start.elapsed() < Duration::from_secs(5), "readiness never said {reason}");
+        assert!(start.elapsed() < Duration::from_secs(30), "readiness never said {reason}");
     }
 }
 
@@ -50,7 +49,7 @@ async fn while_loading_live_is_200_ready_503_and_requests_503_with_retry_after()
     let server = Setup { loading: true, ..Setup::default() }.start(|_| ids("a")).await;
     assert_eq!(server.client.get("/health/live").await.status, 200);
     assert_eq!(ready(server.client).await, (503, Some("loading".into())));
-    let probe = server.client.get("/health/ready").await;
+    let probe = server.client.get("/health").await;
     assert_eq!(
         (probe.json()["status"].as_str(), probe.json()["error"]["code"].as_str()),
         (Some("unavailable"), Some("loading"))
@@ -61,6 +60,7 @@ async fn while_loading_live_is_200_ready_503_and_requests_503_with_retry_after()
     }
     server.load(model(64, 64)).await;
     assert_eq!(ready(server.client).await, (200, None));
+    assert_eq!(server.client.get("/health").await.status, 200, "an alias of ready");
     assert_eq!(server.client.complete(json!({"prompt": "x"})).await.status, 200);
     let models = server.client.get("/v1/models").await.json();
     assert_eq!((models["object"].as_str(), models["data"][0]["id"].as_str()), (Some("list"), Some("m")));
@@ -135,7 +135,7 @@ async fn what_outlasts_the_drain_timeout_gets_one_error() {
 async fn a_stuck_engine_does_not_keep_the_drain_from_ending() {
     let server = server(&["--drain-delay=0", "--drain-timeout=0.1"]).await;
     let mut stream = begun(&server).await;
-    server.engine.send(Command::Stall(Duration::from_secs(4)));
+    let _stall = server.engine.stall();
     server.signal().await;
     let rest = stream.rest().await;
     assert!(rest.len() == 1 && rest[0].contains("drain_timeout"), "{rest:?}");
@@ -234,8 +234,9 @@ async fn a_stalled_engine_turns_readiness_off_and_idleness_does_not() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(ready(server.client).await, (200, None), "idle is ready");
     let mut stream = begun(&server).await;
-    server.engine.send(Command::Stall(Duration::from_millis(1500)));
+    let stall = server.engine.stall();
     until_ready_says(&server, "engine_stalled").await;
+    drop(stall);
     server.engine.send(Command::Free);
     assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
     assert_eq!(ready(server.client).await, (200, None), "and back");
@@ -246,20 +247,19 @@ async fn probes_are_quick_while_the_engine_is_stalled_and_a_megabyte_is_tokenise
     // Reliability rows 11 and 45.
     let server = server(&["--stall-timeout", "60"]).await;
     let _stream = begun(&server).await;
-    let stall = Duration::from_secs(8);
-    server.engine.send(Command::Stall(stall));
+    let stall = server.engine.stall();
     let client = server.client;
     // About a second of tokenising; this test's runtime has one thread, which it must not take.
     let long = json!({"prompt": "the and is ".repeat(100_000)});
     let long = tokio::spawn(async move { client.complete(long).await });
     server.until("the long prompt has its place", || server.app.engine.waiting() == 1).await;
-    let start = Instant::now();
     for i in 0..20 {
         assert_eq!(client.get("/health/live").await.status, 200);
         assert_eq!(client.get("/health/ready").await.status, 200);
         assert!(i > 2 || !long.is_finished(), "probes are answered before the tokenising ends");
     }
-    assert!(start.elapsed() < stall, "and before the engine moves: {:?}", start.elapsed());
+    // All of them while the engine did not move.
+    drop(stall);
     assert_eq!(long.await.unwrap().error_code(), "context_length_exceeded");
 }
 

@@ -30,8 +30,8 @@ pub enum Command {
     Pace(Duration),
     /// Several tokens a step.
     TokensPerStep(usize),
-    /// The thread sleeps inside a step.
-    Stall(Duration),
+    /// The thread is stuck until the sender is dropped.
+    Stall(Receiver<()>),
     /// Every running request fails with this.
     Fail(Failure),
     /// Device error: every request in flight fails, the thread returns.
@@ -59,6 +59,13 @@ impl Control {
 
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Acquire)
+    }
+
+    /// The engine is stuck as long as the guard lives.
+    pub fn stall(&self) -> Sender<()> {
+        let (guard, until) = unbounded();
+        self.send(Command::Stall(until));
+        guard
     }
 
     pub fn steps(&self) -> usize {
@@ -151,7 +158,7 @@ impl Engine {
             Command::Admit(admit) => self.admit = admit,
             Command::Pace(pace) => self.pace = pace,
             Command::TokensPerStep(n) => self.tokens_per_step = n,
-            Command::Stall(time) => std::thread::sleep(time),
+            Command::Stall(until) => drop(until.recv()),
             Command::Fail(failure) => {
                 for (ticket, _) in self.running.drain(..) {
                     ticket.finish(Terminal::Failed(failure.clone()));
