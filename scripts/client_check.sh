@@ -1,6 +1,6 @@
 #!/bin/sh
-# Serves the embedded model on a free loopback port and checks it with curl and with the official `openai` Python client,
-# which is installed into target/client-venv. Prints "N passed, N failed".
+# Serves the embedded model on a free loopback port and checks it with curl and with the official `openai` Python
+# client, which is installed into target/client-venv. Prints "N passed, N failed".
 # usage: scripts/client_check.sh [PATH-TO-gemma4-serve [FLAG...]]
 set -eu
 cd "$(dirname "$0")/.."
@@ -51,8 +51,9 @@ fact "of several chunks" [ "$(grep -c '^data: {' "$work/stream")" -gt 3 ]
 fact "a bad body is a 400" [ "$(ask '{' | grep -c malformed_json)" = 1 ]
 fact "models are listed" curl -sf "$url/v1/models"
 fact "liveness is 200" curl -sf "$url/health/live"
-fact "metrics count what was served" [ "$(curl -sf "$url/metrics" | grep -c '^gemma4_requests_total{outcome="length"} 2$')" = 1 ]
-fact "what was sent by curl is not running any more" [ "$(curl -sf "$url/metrics" | grep -c '^gemma4_requests_running 0$')" = 1 ]
+metric() { curl -sf "$url/metrics" | grep -c "^gemma4_$1\$"; }
+fact "metrics count what was served" [ "$(metric 'requests_total{outcome="length"} 2')" = 1 ]
+fact "what was sent by curl is not running any more" [ "$(metric 'requests_running 0')" = 1 ]
 
 if "$venv/bin/python" scripts/openai_client.py "$url/v1"; then
     passed=$((passed + 1))

@@ -4,8 +4,9 @@
 # Builds once, runs each gate in a process of its own, and prints a line for each and a table last. Gates are every file
 # of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h
 # (bindings).
-# --full runs each gate's whole matrix and cudarc's own driver tests (conformance), and writes gates/results/full.md.
-# --no-skips: a gate that could not run here is a failure. NAME keeps the gates so named: "gates.sh golden tidy".
+# --full runs each gate's whole matrix, curl and the openai client against the server (clients), and cudarc's own driver
+# tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure (clients
+# runs too). NAME keeps the gates so named: "gates.sh golden tidy".
 # A gate that executes no test, ends without its closing line or overruns its time is a failure. Logs: target/gates/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +31,8 @@ for file in gates/*.rs; do
   [ "$name" = tidy ] || gates+=("$name")
 done
 gates+=(bindings kernels sanitizers)
+# What a client sees needs the network once, for the openai package.
+[ -z "$full$no_skips" ] || gates+=(clients)
 [ -z "$full" ] || gates+=(conformance)
 
 wanted() {
@@ -48,7 +51,7 @@ targets=()
 for name in "${gates[@]}"; do
   wanted "$name" || continue
   case $name in
-    kernels | sanitizers | conformance) ;;
+    kernels | sanitizers | conformance | clients) ;;
     bindings) targets+=(--test bindings) ;;
     *) targets+=(--test "gate_$name") ;;
   esac
@@ -71,6 +74,10 @@ command_of() { # NAME; sets run
     kernels) run=(scripts/kernel_tests.sh $full) ;;
     sanitizers) run=(scripts/sanitize.sh $full) ;;
     conformance) run=(scripts/soft_conformance.sh) ;;
+    clients)
+      cargo build --quiet --features planted-mistakes
+      run=(scripts/client_check.sh target/debug/gemma4-serve)
+      ;;
     bindings) run=("${program[bindings]}" --nocapture) ;;
     *) run=("${program[$1]}" $full) ;;
   esac

@@ -54,7 +54,8 @@ def main(base_url):
     both = client.completions.create(**{**ask, "prompt": ["The quick brown fox", [2, 300, 17]]}).choices
     fact([c.index for c in both] == [0, 1] and both[0].text == choice.text, "two prompts have two choices in order")
 
-    with client.completions.create(**{**ask, "max_tokens": 900}, stream=True, extra_body={"ignore_eos": True}) as stream:
+    long = {**ask, "max_tokens": 900}
+    with client.completions.create(**long, stream=True, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
     again = client.completions.create(**ask).choices[0]
     fact(again.text == choice.text, "after a stream was left early the next request has its text")

@@ -414,8 +414,8 @@ impl EngineDoor {
         match message {
             Ok(Message::Submit(ticket)) => Some(ticket),
             Ok(Message::Wake) | Err(RecvTimeoutError::Timeout) => None,
-            // Every handle is gone, so nobody is left to ask for anything, or to stop this thread: without this it would
-            // spin for ever.
+            // Every handle is gone, so nobody is left to ask for anything, or to stop this thread: without this it
+            // would spin for ever.
             Err(RecvTimeoutError::Disconnected) => {
                 self.shared.stop.store(true, Ordering::Release);
                 None
