@@ -5,8 +5,8 @@
 # of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h
 # (bindings).
 # --full runs each gate's whole matrix, curl and the openai client against the server (clients), and cudarc's own driver
-# tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure (clients
-# runs too). NAME keeps the gates so named: "gates.sh golden tidy".
+# tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure
+# (clients runs too). NAME keeps the gates so named: "gates.sh golden tidy".
 # A gate that executes no test, ends without its closing line or overruns its time is a failure. Logs: target/gates/.
 set -euo pipefail
 cd "$(dirname "$0")/.."

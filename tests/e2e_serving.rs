@@ -11,7 +11,8 @@ fn ragged_requests() -> Vec<Value> {
     let prompt = |n: u32| (0..n).map(|i| if i == 0 { 2 } else { 3 + (i * 37 + n * 11) % 500 }).collect::<Vec<_>>();
     let sizes = [(1, 24), (4, 9), (70, 1), (15, 20), (16, 12), (17, 30), (33, 5), (48, 16)];
     let body = |(n, max_tokens)| {
-        json!({"prompt": prompt(n), "max_tokens": max_tokens, "ignore_eos": true, "return_token_ids": true})
+        let ids = prompt(n);
+        json!({"prompt": ids, "max_tokens": max_tokens, "ignore_eos": true, "return_token_ids": true})
     };
     sizes.map(body).to_vec()
 }
