@@ -98,8 +98,12 @@ pub struct ServeFlags {
     /// Seconds of silence after which a stream gets a comment line, 0.1 to 3600.
     #[arg(long, default_value = "15", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     stream_keep_alive: Duration,
+    /// Seconds a step may take before every request ends with an error and the process exits with code 1, 0.1 to 86400.
+    /// A prompt chunk of a large model on the software device takes minutes: raise it there.
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 86_400.0))]
+    step_timeout: Duration,
     /// Seconds without a step, with work in flight, after which readiness is 503, 0.1 to 3600.
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
+    #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     stall_timeout: Duration,
     /// Log filter, for example `info` or `info,gemma4_serve::server=debug`.
     #[arg(long, default_value = "info", value_name = "FILTER", value_parser = parse_log_filter)]
@@ -167,6 +171,7 @@ pub struct Config {
     pub body_timeout: Duration,
     pub write_timeout: Duration,
     pub stream_keep_alive: Duration,
+    pub step_timeout: Duration,
     pub stall_timeout: Duration,
     pub log: String,
 }
@@ -227,6 +232,7 @@ impl Config {
             body_timeout: flags.body_timeout,
             write_timeout: flags.write_timeout,
             stream_keep_alive: flags.stream_keep_alive,
+            step_timeout: flags.step_timeout,
             stall_timeout: flags.stall_timeout,
             log: flags.log,
         })
@@ -260,6 +266,7 @@ impl Config {
             ("body-timeout", s(self.body_timeout)),
             ("write-timeout", s(self.write_timeout)),
             ("stream-keep-alive", s(self.stream_keep_alive)),
+            ("step-timeout", s(self.step_timeout)),
             ("stall-timeout", s(self.stall_timeout)),
         ];
         rows.iter().map(|(name, value)| format!("  {name:<18} {value}\n")).collect()

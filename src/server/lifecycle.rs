@@ -21,6 +21,8 @@ use crate::metrics::UPKEEP_INTERVAL;
 use crate::request::{Cancel, Failure};
 use crate::server::{App, listen, routes};
 
+/// How often the watchdog looks.
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(200);
 /// Time for the engine to end cancelled requests by itself (a few steps), before this side does.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 /// Time for last answers to be written to clients that may not read.
@@ -65,7 +67,8 @@ pub async fn run(
     let stop = CancellationToken::new();
     let router = routes::router(app.clone());
     let mut connections = tokio::spawn(listen::serve(listener, app.clone(), router, stop.clone()));
-    let exit = Lifecycle { app: &app, signals, engine: Box::pin(engine) }.until_end().await;
+    let engine = Box::pin(watched(app.clone(), engine));
+    let exit = Lifecycle { app: &app, signals, engine }.until_end().await;
     stop.cancel();
     if tokio::time::timeout(FLUSH_WAIT, &mut connections).await.is_err() {
         connections.abort();
@@ -73,6 +76,24 @@ pub async fn run(
     dispatcher.abort();
     upkeep.abort();
     exit
+}
+
+/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`: the engine thread is then
+/// stuck in a driver call and will not say anything itself.
+async fn watched(app: Arc<App>, engine: impl Future<Output = EngineEnd>) -> EngineEnd {
+    let limit = app.config.step_timeout;
+    let stuck = async {
+        loop {
+            tokio::time::sleep(WATCHDOG_INTERVAL.min(limit)).await;
+            if app.engine.stalled_for().is_some_and(|stalled| stalled >= limit) {
+                return EngineEnd::Failed(format!("no step ended for {} s (--step-timeout)", limit.as_secs_f64()));
+            }
+        }
+    };
+    tokio::select! {
+        end = engine => end,
+        end = stuck => end,
+    }
 }
 
 /// Folds metric samples together when nobody scrapes.

@@ -198,6 +198,19 @@ async fn a_dying_engine_ends_every_request_once_and_the_process_with_1() {
 }
 
 #[tokio::test]
+async fn a_step_that_never_ends_trips_the_watchdog() {
+    // Row 28 of the fault table: readiness goes red first, every request ends with an error, the process with 1.
+    let server = server(&["--stall-timeout", "0.2", "--step-timeout", "1.5"]).await;
+    let mut stream = begun(&server).await;
+    let _stall = server.engine.stall();
+    until_ready_says(&server, "engine_stalled").await;
+    let rest = stream.rest().await;
+    assert_eq!(rest.len(), 1, "an error event and no [DONE]: {rest:?}");
+    assert!(rest[0].contains("--step-timeout"), "{rest:?}");
+    assert_eq!(server.exit().await, Exit::Failed);
+}
+
+#[tokio::test]
 async fn with_the_engine_dead_readiness_and_requests_say_so() {
     // B90. The handle is declared dead from outside (the watchdog's way), so that the process is still there to ask.
     let server = server(&[]).await;
