@@ -13,17 +13,22 @@ fn dense(flags: &[&str]) -> Server {
     Setup::serve(&[&["--max-running", "4"], flags].concat()).model(&reference("dense")).start()
 }
 
-async fn open(server: &Server, max_tokens: usize) -> Stream {
+/// A stream that runs, and how many tokens its first chunk had.
+async fn open(server: &Server, max_tokens: usize) -> (Stream, usize) {
     let body = json!({"prompt": "the", "max_tokens": max_tokens, "ignore_eos": true, "stream": true,
         "return_token_ids": true});
     let mut stream = server.client.open(body).await;
     assert_eq!(stream.status, 200);
-    stream.chunk().await.expect("a first token");
-    stream
+    let first = stream.chunk().await.expect("a first token");
+    (stream, tokens_of(&first))
 }
 
-/// Tokens after the first, and whether the stream ended with `[DONE]`; the error object of an error event.
-async fn rest(stream: &mut Stream) -> (usize, bool, Option<Value>) {
+fn tokens_of(chunk: &Value) -> usize {
+    chunk["choices"][0]["token_ids"].as_array().expect("a chunk").len()
+}
+
+/// All tokens of a stream, and whether the stream ended with `[DONE]`; the error object of an error event.
+async fn rest((stream, first): &mut (Stream, usize)) -> (usize, bool, Option<Value>) {
     let mut events = stream.rest().await;
     let done = events.last().is_some_and(|e| e == "[DONE]");
     if done {
@@ -31,8 +36,8 @@ async fn rest(stream: &mut Stream) -> (usize, bool, Option<Value>) {
     }
     let mut events: Vec<Value> = events.iter().map(|e| serde_json::from_str(e).expect("JSON")).collect();
     let error = events.pop_if(|e| e["error"].is_object()).map(|e| e["error"].clone());
-    let tokens = events.iter().map(|e| e["choices"][0]["token_ids"].as_array().expect("a chunk").len()).sum();
-    (tokens, done, error)
+    let tokens: usize = events.iter().map(tokens_of).sum();
+    (*first + tokens, done, error)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,7 +67,7 @@ async fn sigterm_drains_in_order_and_exits_0() {
     assert_eq!(server.client.get("/health/live").await.status, 200);
     // 4. What was in flight finishes.
     for stream in &mut streams {
-        assert_eq!(rest(stream).await, (299, true, None));
+        assert_eq!(rest(stream).await, (300, true, None));
     }
     drop(streams);
     let ended = server.exit();
@@ -81,7 +86,7 @@ async fn what_is_longer_than_the_drain_timeout_ends_with_an_error_and_no_done() 
     until("both run", || server.metric("gemma4_requests_running") == 2).await;
     server.process.signal(Signal::TERM);
     let (tokens, done, error) = rest(&mut stream).await;
-    assert!(tokens < 999 && !done, "{tokens} {done}");
+    assert!(tokens < 1000 && !done, "{tokens} {done}");
     assert_eq!(error.expect("an error event")["code"], "drain_timeout");
     let whole = whole.await.expect("an answer");
     assert_eq!((whole.status, whole.error_code().as_str()), (503, "drain_timeout"));
@@ -98,7 +103,7 @@ async fn a_second_sigterm_does_not_wait() {
     until("the first one is seen", || server.ready() == Some(503)).await;
     server.process.signal(Signal::TERM);
     let (tokens, done, error) = rest(&mut stream).await;
-    assert!(tokens < 999 && !done && error.is_some(), "{tokens} {done} {error:?}");
+    assert!(tokens < 1000 && !done && error.is_some(), "{tokens} {done} {error:?}");
     drop(stream);
     assert_eq!(server.exit().code, Some(0));
 }
@@ -119,7 +124,7 @@ async fn a_killed_server_leaves_truncation_and_a_free_port() {
     let port = server.address.port().to_string();
     server.process.signal(Signal::KILL);
     let (tokens, done, error) = rest(&mut stream).await;
-    assert!(tokens < 999 && !done && error.is_none(), "{tokens} {done} {error:?}");
+    assert!(tokens < 1000 && !done && error.is_none(), "{tokens} {done} {error:?}");
     drop(stream);
     assert_eq!(server.exit().code, None);
     let flags = ["--device", "soft", "--host", "127.0.0.1", "--port", port.as_str(), "--max-running", "1"];
