@@ -59,6 +59,10 @@ static void segment_on_host(const AttnTile& t, int hd, int seg, int index, TileS
   for (int r = 0; r < t.rows; r++)
     for (int d = 0; d < hd; d++) q[r][d] = bf16_to_f32(t.q[row_offset(t, r, hd) + d]);
   for (int j0 = 0; j0 < seg; j0 += 32) {
+    if (key0 + j0 > key_last || key0 + j0 + 31 < key_begin) {  // nobody sees these keys: their scores are not read
+      granted[j0 / 16] = granted[j0 / 16 + 1] = false;
+      continue;
+    }
     for (int j = j0; j < j0 + 32; j += 16) {
       const KeyGroup g = group_of(key0 + j);
       granted[j / 16] = g.k != nullptr;
