@@ -32,7 +32,10 @@ fn main() {
         let checkpoint = Checkpoint::open(&folder).expect("a reference checkpoint opens");
         paths_agree(&mut gate, name, &checkpoint, device);
         a_mistake_of_one_path_is_seen(&mut gate, name, &checkpoint, device);
-        together_equals_alone(&mut gate, name, &checkpoint, device);
+        together_equals_alone(&mut gate, name, &checkpoint, device, &long());
+        if gate.full {
+            together_equals_alone(&mut gate, name, &checkpoint, device, &short());
+        }
     }
     gate.finish();
 }
@@ -105,46 +108,73 @@ struct Case {
     hash: u64,
 }
 
-fn together_equals_alone(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
-    const REQUESTS: usize = 40;
+/// Which requests run together, and how often.
+struct Matrix {
+    name: &'static str,
+    lengths: &'static [usize],
+    max_tokens: usize,
+    /// Keys of an attention segment; none: the kernels' own.
+    segment: Option<usize>,
+    counts: Vec<usize>,
+    seeds: u64,
+}
+
+/// Requests that run together at most.
+const REQUESTS: usize = 40;
+
+/// Long prompts cross the borders of page, window, bucket and the default segments; a few counts and seeds.
+fn long() -> Matrix {
+    const LENGTHS: &[usize] = &[1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 64, 100, 127, 128, 129, 260];
+    let counts = vec![1, 2, 5, 8, 13, 40];
+    Matrix { name: "long prompts", lengths: LENGTHS, max_tokens: 20, segment: None, counts, seeds: 4 }
+}
+
+/// Short prompts cross the same borders with segments of 32; cheap enough for every count and many seeds.
+fn short() -> Matrix {
+    const LENGTHS: &[usize] = &[1, 2, 7, 15, 16, 17, 30, 31, 32, 33, 48];
+    let counts = (1..=REQUESTS).collect();
+    Matrix { name: "short prompts", lengths: LENGTHS, max_tokens: 8, segment: Some(32), counts, seeds: 50 }
+}
+
+fn together_equals_alone(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind, matrix: &Matrix) {
+    let defaults = PlanOptions::default();
     let options = PlanOptions {
         max_running: REQUESTS,
         max_context: Some(320),
         // Chunks smaller than most prompts, so that chunk borders fall everywhere.
-        prefill_chunk: 48,
-        ..PlanOptions::default()
+        prefill_chunk: if matrix.segment.is_some() { 13 } else { 48 },
+        segment_sliding: matrix.segment.unwrap_or(defaults.segment_sliding),
+        segment_global: matrix.segment.unwrap_or(defaults.segment_global),
+        ..defaults
     };
     soft::set("seed", 0);
     let mut random = Random(11);
     let mut alone = Serve::new(checkpoint, device, &options, true);
-    let cases: Vec<Case> =
-        (0..REQUESTS).map(|_| solo(&mut alone, request(&mut random, checkpoint.config.vocab))).collect();
+    let vocab = checkpoint.config.vocab;
+    let cases: Vec<Case> = (0..REQUESTS).map(|_| solo(&mut alone, request(&mut random, vocab, matrix))).collect();
     drop(alone);
 
-    let counts: Vec<usize> = if gate.full { (1..=REQUESTS).collect() } else { vec![1, 2, 5, 8, 13, 40] };
-    let seeds = if gate.full { 50 } else { 4 };
     let mut together = Serve::new(checkpoint, device, &options, true);
-    for count in counts {
+    for &count in &matrix.counts {
         let mut wrong = Vec::new();
-        for seed in 1..=seeds {
+        for seed in 1..=matrix.seeds {
             soft::set("seed", seed);
-            wrong.extend(
-                run_together(&mut together, &cases, count, seed).into_iter().map(|w| format!("seed {seed}: {w}")),
-            );
+            let differ = run_together(&mut together, &cases, count, seed);
+            wrong.extend(differ.into_iter().map(|w| format!("seed {seed}: {w}")));
         }
         soft::set("seed", 0);
-        let text = format!("{name}: {count} together equal their solo runs under {seeds} seeds {}", wrong.join("; "));
-        gate.fact(wrong.is_empty(), &text);
+        let (what, seeds) = (matrix.name, matrix.seeds);
+        let text = format!("{name}, {what}: {count} together equal their solo runs under {seeds} seeds");
+        gate.fact(wrong.is_empty(), &format!("{text} {}", wrong.join("; ")));
     }
 }
 
 /// Ragged lengths around the borders of page, window, bucket and segment.
-fn request(random: &mut Random, vocab: usize) -> GenerateRequest {
-    const LENGTHS: [usize; 16] = [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 64, 100, 127, 128, 129, 260];
-    let length = LENGTHS[random.below(LENGTHS.len())];
+fn request(random: &mut Random, vocab: usize, matrix: &Matrix) -> GenerateRequest {
+    let length = matrix.lengths[random.below(matrix.lengths.len())];
     GenerateRequest {
         prompt: ids(vocab, length, random.next()),
-        max_tokens: 1 + random.below(20) as u32,
+        max_tokens: 1 + random.below(matrix.max_tokens) as u32,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
     }

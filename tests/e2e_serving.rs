@@ -26,6 +26,16 @@ async fn solo(client: Client, bodies: &[Value]) -> Vec<Answer> {
     answers
 }
 
+/// All at once.
+async fn together(client: Client, bodies: &[Value]) -> Vec<Answer> {
+    let tasks: Vec<_> = bodies.iter().cloned().map(|body| tokio::spawn(whole(client, body))).collect();
+    let mut answers = Vec::new();
+    for task in tasks {
+        answers.push(task.await.expect("a task"));
+    }
+    answers
+}
+
 #[derive(Clone, Debug, PartialEq)]
 struct Answer {
     text: String,
@@ -151,6 +161,13 @@ async fn flags_that_change_the_path_and_the_spelling_of_the_config_leave_the_tok
     assert_eq!(solo(no_graphs.client, &bodies).await, answers, "--no-graphs");
     assert_eq!(no_graphs.soft("graph_launches"), 0);
     drop(no_graphs);
+
+    // Eight at once, in every combination of the step's switches.
+    for flags in [&["--no-pipeline"][..], &["--no-fingerprint"], &["--no-pipeline", "--no-fingerprint", "--no-graphs"]]
+    {
+        let switched = dense(flags);
+        assert_eq!(together(switched.client, &bodies).await, answers, "{flags:?}");
+    }
 
     let chunked = dense(&["--prefill-chunk", "7"]);
     let start = chunked.soft("launches");
