@@ -164,6 +164,11 @@ impl Engine {
         &mut self.runner
     }
 
+    /// What is waiting, running and free; for gates.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
     /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it.
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
