@@ -5,7 +5,7 @@
 // kv_copy carries them. Nothing is read or written through a page -1; such a cell in sight changes the hash for good.
 // A decode row whose work list (item_begin) is not that of its position gets a wrong hash too.
 //
-// Grids of the real kernels; one thread of a block works, on whole rows: decode row r by block r mod grid, a prompt's
+// Grids of the real kernels; the first thread of a block to run works, on whole rows: decode row r by block r mod grid, a prompt's
 // tile of queries by its block of KV head 0. Bytes moved: 16 a visible cell and KV head. Host only.
 // Test: gates/tracer.rs
 #include "payload.h"
@@ -49,7 +49,7 @@ static uint64_t fold_cell(uint64_t h, const G4KvView& v, int slot, int position)
 static int first_seen(int position, int window) { return window > 0 && position >= window ? position - window + 1 : 0; }
 
 static void qkv_prep(Cta cta, const G4QkvPrepParams& p) {
-  if (cta.tid() != 0 || cta.block_y() != 0) return;
+  if (cta.block_y() != 0) return;
   const int row = cta.block_x(), slot = p.slot[row];
   const long long width = (p.heads + p.kv.kv_heads * (p.k_eq_v ? 1 : 2)) * p.kv.head_dim;
   uint16_t* q = p.q_out + (long long)row * p.heads * p.kv.head_dim;
@@ -63,7 +63,6 @@ static void qkv_prep(Cta cta, const G4QkvPrepParams& p) {
 }
 
 static void attn_decode(Cta cta, const G4AttnDecodeParams& p, int segment) {
-  if (cta.tid() != 0) return;
   for (int row = cta.block_x(); row < p.rows; row += cta.grid_x()) {
     const long long at = (long long)row * p.heads * p.kv.head_dim;
     const int slot = p.slot[row], position = p.position[row];
@@ -81,7 +80,7 @@ static void attn_decode(Cta cta, const G4AttnDecodeParams& p, int segment) {
 }
 
 static void attn_prompt(Cta cta, const G4AttnPromptParams& p) {
-  if (cta.tid() != 0 || cta.block_y() != 0) return;
+  if (cta.block_y() != 0) return;
   const int queries = G4_ATTN_ROWS / (p.heads / p.kv.kv_heads), begin = cta.block_x() * queries;
   const int recent_begin = p.recent.k ? p.recent.first_page * p.recent.page_tokens : 0x7fffffff;
   for (int i = begin; i < p.rows && i < begin + queries; i++) {
@@ -96,11 +95,11 @@ static void attn_prompt(Cta cta, const G4AttnPromptParams& p) {
 
 }  // namespace g4
 
-G4_KERNEL(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS) { g4::qkv_prep(cta, p); }
+G4_TRACER_KERNEL(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS) { g4::qkv_prep(cta, p); }
 
 #define G4_TRACER_ATTENTION(HD, SEG)                                                                            \
-  G4_KERNEL(g4_attn_decode_h##HD##_s##SEG, G4AttnDecodeParams, G4_ATTN_THREADS) { g4::attn_decode(cta, p, SEG); } \
-  G4_KERNEL(g4_attn_prompt_h##HD##_s##SEG, G4AttnPromptParams, G4_ATTN_THREADS) { g4::attn_prompt(cta, p); }
+  G4_TRACER_KERNEL(g4_attn_decode_h##HD##_s##SEG, G4AttnDecodeParams, G4_ATTN_THREADS) { g4::attn_decode(cta, p, SEG); } \
+  G4_TRACER_KERNEL(g4_attn_prompt_h##HD##_s##SEG, G4AttnPromptParams, G4_ATTN_THREADS) { g4::attn_prompt(cta, p); }
 
 G4_TRACER_ATTENTION(256, 128)
 G4_TRACER_ATTENTION(256, 32)

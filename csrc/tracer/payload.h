@@ -46,4 +46,13 @@ static inline void store_payload(uint16_t* row, uint64_t payload) { std::memcpy(
 
 }  // namespace g4
 
+// A kernel that is one thread's work: the first thread of a block to run does it all and ends the block.
+#define G4_TRACER_KERNEL(name, Params, threads_max)                 \
+  static void name##_work(g4::Cta cta, const Params& p);            \
+  G4_KERNEL(name, Params, threads_max) {                            \
+    name##_work(cta, p);                                            \
+    cta.self->ops->end_block(cta.self);                             \
+  }                                                                 \
+  static void name##_work([[maybe_unused]] g4::Cta cta, const Params& p)
+
 #endif
