@@ -225,8 +225,8 @@ fn recycled_at_once(rig: &mut Rig, random: &mut Random) {
 }
 
 fn borders(rig: &mut Rig, random: &mut Random) {
-    for length in [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 199, 200, 201] {
-        let request = request(random, length, 20);
+    for length in [1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 97, 200] {
+        let request = request(random, length, 18);
         rig.submit(request);
     }
     rig.rest();
