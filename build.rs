@@ -18,8 +18,11 @@ const HOST_FLAGS: [&str; 8] =
     ["-std=c++17", "-O2", "-g1", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"];
 const NVCC_FLAGS: [&str; 6] = ["-std=c++17", "-O3", "--fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
+/// Kernel files that the tracer image shares with the shipped one: everything that moves step state, tokens or cells.
+const TRACER_KEEPS: [&str; 8] = ["argmax", "image", "kv_copy", "pack", "pick", "rope_table", "step_begin", "tail"];
+
 fn main() {
-    for part in ["common", "kernels", "soft", "gemma4_kernels.h"] {
+    for part in ["common", "kernels", "soft", "tracer", "gemma4_kernels.h"] {
         println!("cargo:rerun-if-changed=csrc/{part}");
     }
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
@@ -44,12 +47,21 @@ fn main() {
     let image_objects = host.objects(&out.join("kernels"), &image_files, None);
     let image = host.shared_object(&out, "libgemma4_kernels_soft.so", &image_objects, &[]);
 
+    // What the tracer does not replace is the shipped object.
+    let is_kept = |object: &&PathBuf| TRACER_KEEPS.iter().any(|stem| object.file_stem() == Some(OsStr::new(stem)));
+    let mut tracer_objects: Vec<PathBuf> = image_objects.iter().filter(is_kept).cloned().collect();
+    tracer_objects.extend(host.objects(&out.join("tracer"), &files(&csrc.join("tracer"), "cu"), None));
+    let tracer = host.shared_object(&out, "libgemma4_kernels_tracer.so", &tracer_objects, &[]);
+
     let mut source = String::new();
     let bytes = |path: &Path| format!("include_bytes!({path:?})");
     writeln!(source, "/// The software CUDA device, a shared object with SONAME libcuda.so.").unwrap();
     writeln!(source, "pub static SOFT_DRIVER: &[u8] = {};", bytes(&soft)).unwrap();
     writeln!(source, "/// The kernels compiled for the software device.").unwrap();
     writeln!(source, "pub static SOFT_KERNELS: &[u8] = {};", bytes(&image)).unwrap();
+
+    writeln!(source, "/// The tracer kernels (`csrc/tracer`), for gates: same names, a hash for a model.").unwrap();
+    writeln!(source, "pub static TRACER_KERNELS: &[u8] = {};", bytes(&tracer)).unwrap();
 
     let mut planted = String::new();
     if env::var_os("CARGO_FEATURE_PLANTED_MISTAKES").is_some() {

@@ -24,6 +24,9 @@ typedef struct G4SoftOps {
   // griddepcontrol.wait and griddepcontrol.launch_dependents.
   void (*dependency_wait)(G4SoftThread* self);
   void (*dependency_launch)(G4SoftThread* self);
+  // Ends the whole block; does not return. For kernels that are one thread's work whatever the block (csrc/tracer): the
+  // threads that have not begun yet never do, and none may wait in a join.
+  void (*end_block)(G4SoftThread* self);
 } G4SoftOps;
 
 struct G4SoftThread {

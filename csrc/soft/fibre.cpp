@@ -99,6 +99,7 @@ struct BlockRunner::Impl {
   Fibre* current = nullptr;
   std::vector<uint32_t> held;  // threads before griddepcontrol.wait, while holding
   bool holding = false;
+  bool ended = false;  // by end_block()
   uint32_t threads = 0, live = 0, block_waiting = 0;
   uint32_t warp_waiting[kThreadsMax / 32] = {}, warp_live[kThreadsMax / 32] = {};
   uint64_t random = 0;
@@ -264,6 +265,15 @@ struct BlockRunner::Impl {
     to_main(f);
   }
 
+  // The thread ends, and with it those that have not begun; run_ready() sees that nobody is live.
+  void end_block(Fibre& f) {
+    for (uint32_t i = 0; i < threads; i++)
+      if (fibres[i].waiting && !fibres[i].done) fail("a block ended while threads wait: " + at(fibres[i].place));
+    ended = f.done = true;
+    to_main(f);
+    abort();
+  }
+
   bool set_up(const BlockLaunch& l, const uint32_t block_idx[3]);
   void run_ready();
 };
@@ -299,7 +309,12 @@ void op_dependency_wait(G4SoftThread* self) {
 }
 void op_dependency_launch(G4SoftThread*) {}
 
-const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_launch};
+void op_end_block(G4SoftThread* self) {
+  Fibre* f = reinterpret_cast<Fibre*>(self);
+  f->owner->end_block(*f);
+}
+
+const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_launch, op_end_block};
 
 }  // namespace
 
@@ -313,7 +328,7 @@ bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]
   launch = &l;
   error.clear();
   held.clear();
-  holding = false;
+  holding = ended = false;
   threads = live = l.block[0] * l.block[1] * l.block[2];
   if (threads == 0 || threads > kThreadsMax) {
     error = "block of " + std::to_string(threads) + " threads";
@@ -377,7 +392,8 @@ void BlockRunner::Impl::run_ready() {
       current_for_entry = &f;
 #endif
       to_fibre(f);
-      if (!error.empty()) break;
+      if (ended) live = 0;
+      if (ended || !error.empty()) break;
       if (f.done) {
         free_stacks.push_back(f.stack);
         live--;

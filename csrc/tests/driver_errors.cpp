@@ -144,6 +144,21 @@ G4_TEST(a_trap_is_reported_with_its_place) {
   G4_CHECK(text.find("index out of range at") != std::string::npos, "%s", text.c_str());
 }
 
+G4_TEST(a_block_ends_when_its_thread_says_so) {
+  Driver d;
+  const CUdeviceptr x = d.alloc(256);
+  G4_OK(cuMemsetD32Async(x, 0, 1, d.stream));
+  for (int again = 0; again < 3; again++) G4_OK(launch(d, "test_end_block", x));
+  int32_t count = 0;
+  G4_OK(cuMemcpyDtoHAsync_v2(&count, x, 4, d.stream));
+  G4_OK(cuStreamSynchronize(d.stream));
+  G4_CHECK(count == 3, "%d threads ran", count);
+  G4_OK(cuMemsetD32Async(x, 0, 1, d.stream));
+  G4_OK(launch(d, "test_end_block_of_waiting", x));
+  G4_IS(CUDA_ERROR_LAUNCH_FAILED, cuStreamSynchronize(d.stream));
+  G4_CHECK(last_report().find("a block ended while threads wait") != std::string::npos, "%s", last_report().c_str());
+}
+
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 G4_TEST(an_access_to_no_memory_is_an_illegal_address) {
   for (int again = 0; again < 3; again++) {

@@ -47,6 +47,19 @@ G4_KERNEL(test_trap, FillParams, 64) {
   p.x[0] = 1;
 }
 
+// Every thread would add one: the first to run ends the block.
+G4_KERNEL(test_end_block, FillParams, 64) {
+  g4::atomic_add(reinterpret_cast<uint32_t*>(p.x), 1);
+  cta.self->ops->end_block(cta.self);
+  p.x[0] = -1;
+}
+
+// The last thread ends the block while the others wait for it.
+G4_KERNEL(test_end_block_of_waiting, FillParams, 64) {
+  if (g4::atomic_add(reinterpret_cast<uint32_t*>(p.x), 1) == 63) cta.self->ops->end_block(cta.self);
+  G4_SYNC(cta);
+}
+
 G4_KERNEL(test_wild_store, FillParams, 64) {
   *reinterpret_cast<volatile int32_t*>(16) = 1;
   p.x[0] = cta.tid();
@@ -89,6 +102,8 @@ static const G4SoftKernel kKernels[] = {
     {"test_thread_order", &test_thread_order, sizeof(AppendParams), 64},
     {"test_divergence", &test_divergence, sizeof(FillParams), 64},
     {"test_trap", &test_trap, sizeof(FillParams), 64},
+    {"test_end_block", &test_end_block, sizeof(FillParams), 64},
+    {"test_end_block_of_waiting", &test_end_block_of_waiting, sizeof(FillParams), 64},
     {"test_wild_store", &test_wild_store, sizeof(FillParams), 64},
     {"test_overrun", &test_overrun, sizeof(FillParams), 1},
     {"test_shared", &test_shared, sizeof(FillParams), 64},

@@ -164,6 +164,11 @@ impl Engine {
         &mut self.runner
     }
 
+    /// What is waiting, running and free; for gates.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
     /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it.
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
@@ -288,6 +293,7 @@ impl Engine {
         let records = &mut self.records;
         let how = self.runner.collect(&flight, |_, record| records.push(record))?;
         self.counters.waited(how);
+        self.assert_quarantine(&flight);
         self.collected = flight.step;
         self.scheduler.collected(StepNumber(flight.step as u64));
         self.last_rows.clear();
@@ -303,6 +309,21 @@ impl Engine {
         }
         self.spare_rows.push(flight.rows);
         Ok(())
+    }
+
+    /// Step rule 5, from the reader's end: no slot of the step was granted again, and what its ended rows held is not
+    /// free. One stream keeps the order of device work, so a breach would show in no token until something beside the
+    /// stream reads pages.
+    fn assert_quarantine(&self, flight: &InFlight) {
+        let granted_again = |owner: &&RowOwner| self.generations[owner.slot] != owner.generation;
+        let reused = flight.rows.iter().find(granted_again);
+        assert!(reused.is_none(), "a slot was granted again before step {} was collected: {reused:?}", flight.step);
+        if flight.rows.iter().any(|owner| !self.sequences.contains_key(&owner.id)) {
+            let kv = self.scheduler.kv();
+            let pages = [Family::Sliding, Family::Global].map(|family| kv.pool(family).quarantined_count());
+            let slots = self.scheduler.slots().quarantined_count();
+            assert!(slots > 0 && !pages.contains(&0), "step {} has ended rows whose pages are free", flight.step);
+        }
     }
 
     /// Publishes one row's token; the terminal if this was its last.
