@@ -183,8 +183,7 @@ fn the_oracle_needs_the_list_alone(gate: &mut Gate, world: &World) {
 /// Between roster changes: no upload, two graph launches, one readback a step, page turns included.
 fn regular_steps_upload_nothing(gate: &mut Gate, world: &World) {
     const STEPS: u64 = 70;
-    let options =
-        PlanOptions { max_running: 32, max_context: Some(256), prefill_chunk: 64, ..PlanOptions::default() };
+    let options = PlanOptions { max_running: 32, max_context: Some(256), prefill_chunk: 64, ..PlanOptions::default() };
     for pipeline in [true, false] {
         let switches = Switches { pipeline, fingerprint: true };
         let mut rig = Rig::new(world, &options, true, switches);
