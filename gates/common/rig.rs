@@ -51,8 +51,7 @@ impl<'a> Rig<'a> {
     pub fn submit(&mut self, request: GenerateRequest) -> Handle {
         let answer = self.world.oracle.answer(&request);
         let stream = self.serve.submit(request.clone());
-        let fresh =
-            Request { stream: Some(stream), request, answer, tokens: Vec::new(), aborted: false };
+        let fresh = Request { stream: Some(stream), request, answer, tokens: Vec::new(), aborted: false };
         self.requests.push(fresh);
         Handle(self.requests.len() - 1)
     }

@@ -19,7 +19,11 @@ pub const SCENARIOS: &[Scenario] = &[
     ("a roster that shrinks and grows at one boundary", &[narrow], shrinks_and_grows),
     ("a page freed by an abort and granted at once", &[tight], freed_page_granted_at_once),
     ("pools so small that pages are recycled at once", &[tight, single], recycled_at_once),
-    ("window and page borders, chunks of 1, 7, 16, 48, 200", &[chunk_1, chunk_7, chunk_16, chunk_48, chunk_200], borders),
+    (
+        "window and page borders, chunks of 1, 7, 16, 48, 200",
+        &[chunk_1, chunk_7, chunk_16, chunk_48, chunk_200],
+        borders,
+    ),
     ("1 to 40 rows, every bucket up and down", &[wide], every_width),
 ];
 
