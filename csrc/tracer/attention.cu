@@ -1,12 +1,12 @@
 // Tracer twins of qkv_prep and of both attentions: cells are written and read through the page tables at the very
 // addresses of the real kernels. See payload.h for what they compute.
 //
-// K and V of a cell are 64 bits each, in dims 0 to 3 of every KV head, in fragment order (kv_layout.h), so that the real
-// kv_copy carries them. Nothing is read or written through a page -1; such a cell in sight changes the hash for good.
-// A decode row whose work list (item_begin) is not that of its position gets a wrong hash too.
+// K and V of a cell are 64 bits each, in dims 0 to 3 of every KV head, in fragment order (kv_layout.h), so that the
+// real kv_copy carries them. Nothing is read or written through a page -1; such a cell in sight changes the hash for
+// good. A decode row whose work list (item_begin) is not that of its position gets a wrong hash too.
 //
-// Grids of the real kernels; the first thread of a block to run works, on whole rows: decode row r by block r mod grid, a prompt's
-// tile of queries by its block of KV head 0. Bytes moved: 16 a visible cell and KV head. Host only.
+// Grids of the real kernels; the first thread of a block to run works, on whole rows: decode row r by block r mod grid,
+// a prompt's tile of queries by its block of KV head 0. Bytes moved: 16 a visible cell and KV head. Host only.
 // Test: gates/tracer.rs
 #include "payload.h"
 
@@ -97,9 +97,13 @@ static void attn_prompt(Cta cta, const G4AttnPromptParams& p) {
 
 G4_TRACER_KERNEL(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS) { g4::qkv_prep(cta, p); }
 
-#define G4_TRACER_ATTENTION(HD, SEG)                                                                            \
-  G4_TRACER_KERNEL(g4_attn_decode_h##HD##_s##SEG, G4AttnDecodeParams, G4_ATTN_THREADS) { g4::attn_decode(cta, p, SEG); } \
-  G4_TRACER_KERNEL(g4_attn_prompt_h##HD##_s##SEG, G4AttnPromptParams, G4_ATTN_THREADS) { g4::attn_prompt(cta, p); }
+#define G4_TRACER_ATTENTION(HD, SEG)                                                      \
+  G4_TRACER_KERNEL(g4_attn_decode_h##HD##_s##SEG, G4AttnDecodeParams, G4_ATTN_THREADS) {  \
+    g4::attn_decode(cta, p, SEG);                                                         \
+  }                                                                                       \
+  G4_TRACER_KERNEL(g4_attn_prompt_h##HD##_s##SEG, G4AttnPromptParams, G4_ATTN_THREADS) {  \
+    g4::attn_prompt(cta, p);                                                              \
+  }
 
 G4_TRACER_ATTENTION(256, 128)
 G4_TRACER_ATTENTION(256, 32)

@@ -1,7 +1,7 @@
 //! What the tracer kernels must generate, from the token list alone: no pages, slots, rows, chunks or steps.
 //!
-//! The formula stands in csrc/tracer/payload.h; this is written from it, not from the kernels. The model has one sliding
-//! layer, then one global one.
+//! The formula stands in csrc/tracer/payload.h; this is written from it, not from the kernels. The model has one
+//! sliding layer, then one global one.
 
 use gemma4_serve::request::{GenerateRequest, Terminal};
 
