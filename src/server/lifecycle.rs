@@ -78,8 +78,8 @@ pub async fn run(
     exit
 }
 
-/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`: the engine thread is then
-/// stuck in a driver call and will not say anything itself.
+/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`: the engine thread is
+/// then stuck in a driver call and will not say anything itself.
 async fn watched(app: Arc<App>, engine: impl Future<Output = EngineEnd>) -> EngineEnd {
     let limit = app.config.step_timeout;
     let stuck = async {
