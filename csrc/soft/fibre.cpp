@@ -321,8 +321,8 @@ const G4SoftOps kOps = {op_join, op_trap, op_dependency_wait, op_dependency_laun
 // Makes every fibre of the block ready to start.
 bool BlockRunner::Impl::set_up(const BlockLaunch& l, const uint32_t block_idx[3]) {
 #if G4_ASAN
-  // A block that failed, or was never finished, left its fibres' red zones behind.
-  for (uint32_t i = 0; live && i < stacks_used; i++)
+  // A block that failed, was never finished or was ended by one thread left its fibres' red zones behind.
+  for (uint32_t i = 0; (live || ended) && i < stacks_used; i++)
     ASAN_UNPOISON_MEMORY_REGION(stacks + i * stack_stride, stack_stride);
 #endif
   launch = &l;
