@@ -158,18 +158,8 @@ impl Bench {
         self.generation += 1;
         self.roster += 1;
         for slot in 0..rows {
-            let state = G4Slot {
-                live: 1,
-                position: self.context as i32,
-                last_token: 2,
-                output_index: 0,
-                output_limit: i32::MAX,
-                position_limit: (self.context + self.steps + 2) as i32,
-                generation: self.generation,
-                ignore_eos: 1,
-                stop_count: 0,
-                stop_ids: [0; 16],
-            };
+            let limit = self.context + self.steps + 2;
+            let state = G4Slot::unstoppable(self.context, 2, limit, self.generation);
             self.runner.set_slot(slot, state)?;
         }
         let owners: Vec<RowOwner> =

@@ -154,18 +154,7 @@ fn decode(runner: &mut Runner, ids: &[u32], graphs: bool, scores: &mut Scores) -
     }
     for (position, &id) in ids.iter().enumerate() {
         let generation = position as u32 + 1;
-        let state = G4Slot {
-            live: 1,
-            position: position as i32,
-            last_token: id as i32,
-            output_index: 0,
-            output_limit: i32::MAX,
-            position_limit: ids.len() as i32 + 1,
-            generation,
-            ignore_eos: 1,
-            stop_count: 0,
-            stop_ids: [0; 16],
-        };
+        let state = G4Slot::unstoppable(position, id, ids.len() + 1, generation);
         runner.set_slot(0, state)?;
         let owner = RowOwner { slot: 0, generation, id: RequestId(0) };
         let (flight, _) = runner.launch_decode(0, vec![owner])?;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{DriverError, soft};
 use crate::kv::{Family, PoolId, StepNumber};
+use crate::limits::STOP_TOKEN_IDS_MAX;
 use crate::metrics;
 use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN, G4_TOKEN_NONE};
 use crate::model::kernels::{G4Record, G4Slot};
@@ -385,7 +386,7 @@ impl Engine {
 /// The slot's state when its prompt is in the cache: the sampler of that step gives the first token.
 fn slot_state(ticket: &Ticket, generation: u32) -> G4Slot {
     let request = &ticket.request;
-    let mut stop_ids = [-1; 16];
+    let mut stop_ids = [-1; STOP_TOKEN_IDS_MAX];
     for (place, &id) in stop_ids.iter_mut().zip(&request.stop_token_ids) {
         *place = id as i32;
     }
@@ -398,7 +399,7 @@ fn slot_state(ticket: &Ticket, generation: u32) -> G4Slot {
         position_limit: request.kv_tokens_max() as i32,
         generation,
         ignore_eos: request.ignore_eos.into(),
-        stop_count: request.stop_token_ids.len().min(16) as i32,
+        stop_count: request.stop_token_ids.len().min(STOP_TOKEN_IDS_MAX) as i32,
         stop_ids,
     }
 }

@@ -83,8 +83,9 @@ impl Roster {
         self.rows.len() - self.vacant.len() + self.joining.len()
     }
 
-    /// Applies what happened since the last call; a change raises the generation.
-    pub fn settle(&mut self) -> (RosterGeneration, &[Row]) {
+    /// Applies what happened since the last call; a change raises the generation. Returns it, what made it, and the
+    /// rows.
+    pub fn settle(&mut self) -> (RosterGeneration, RebuildCause, &[Row]) {
         if !self.vacant.is_empty() || !self.joining.is_empty() {
             self.generation.0 += 1;
             self.cause = match (self.joining.is_empty(), self.vacant.is_empty()) {
@@ -105,12 +106,7 @@ impl Roster {
             }
             self.rows.append(&mut self.joining);
         }
-        (self.generation, &self.rows)
-    }
-
-    /// What made the present generation.
-    pub fn cause(&self) -> RebuildCause {
-        self.cause
+        (self.generation, self.cause, &self.rows)
     }
 
     fn contains(&self, id: RequestId) -> bool {
@@ -136,7 +132,7 @@ mod tests {
     }
 
     fn ids(roster: &mut Roster) -> Vec<u64> {
-        roster.settle().1.iter().map(|row| row.id.0).collect()
+        roster.settle().2.iter().map(|row| row.id.0).collect()
     }
 
     #[test]
@@ -160,6 +156,18 @@ mod tests {
         roster.leave(RequestId(4));
         roster.leave(RequestId(2));
         assert_eq!(ids(&mut roster), [1]);
+    }
+
+    #[test]
+    fn a_generation_says_what_made_it() {
+        let mut roster = roster(0..2);
+        assert_eq!(roster.settle().1, RebuildCause::Joined);
+        roster.leave(RequestId(0));
+        assert_eq!(roster.settle().1, RebuildCause::Left);
+        roster.leave(RequestId(1));
+        roster.join(row(5));
+        assert_eq!(roster.settle().1, RebuildCause::Replaced);
+        assert_eq!(roster.settle().1, RebuildCause::Replaced, "until the next change");
     }
 
     #[test]

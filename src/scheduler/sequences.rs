@@ -129,9 +129,7 @@ impl Scheduler {
         if !decoding {
             return Plan::Idle;
         }
-        self.roster.settle();
-        let cause = self.roster.cause();
-        let (roster_generation, rows) = self.roster.settle();
+        let (roster_generation, cause, rows) = self.roster.settle();
         Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()), cause }
     }
 

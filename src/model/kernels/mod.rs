@@ -16,9 +16,31 @@ use std::rc::Rc;
 use crate::device::soft::SoftImage;
 use crate::device::{Context, DeviceKind, DriverError, Function, Launch, Module, Stream};
 use crate::images;
+use crate::limits::STOP_TOKEN_IDS_MAX;
 
 pub use bindings::{G4KvView, G4Record, G4Slot};
 pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, StepBegin, gemm_instance_tokens, slab_count};
+
+impl G4Slot {
+    /// A live slot that nothing stops before `position_limit`, about to feed `token` at `position`: for `score` and
+    /// `bench`, which drive slots by hand.
+    pub fn unstoppable(position: usize, token: u32, position_limit: usize, generation: u32) -> Self {
+        G4Slot {
+            live: 1,
+            position: position as i32,
+            last_token: token as i32,
+            output_index: 0,
+            output_limit: i32::MAX,
+            position_limit: position_limit as i32,
+            generation,
+            ignore_eos: 1,
+            stop_count: 0,
+            stop_ids: [-1; STOP_TOKEN_IDS_MAX],
+        }
+    }
+}
+
+const _: () = assert!(STOP_TOKEN_IDS_MAX == bindings::G4_SLOT_STOP_IDS as usize);
 
 // SAFETY: integers and floats without padding (bindgen asserts the size: 9 words and 16 stop ids), any bits valid.
 unsafe impl bytemuck::Zeroable for G4Slot {}
