@@ -1,4 +1,10 @@
-//! What every gate is made of: facts with a verdict each, a closing line, an exit code.
+//! What every gate is made of: facts with a verdict each, a closing line, an exit code; and where it runs.
+#![allow(dead_code, reason = "no gate uses everything of this module")]
+
+use std::path::{Path, PathBuf};
+
+use gemma4_serve::device::{DeviceChoice, DeviceKind};
+use gemma4_serve::engine::start::load_device;
 
 /// The facts of one gate run.
 pub struct Gate {
@@ -6,7 +12,6 @@ pub struct Gate {
     passed: usize,
     failed: usize,
     /// `--full`: the whole matrix instead of the named subset.
-    #[allow(dead_code, reason = "not every gate has a longer form")]
     pub full: bool,
 }
 
@@ -14,6 +19,19 @@ impl Gate {
     /// Reads `--full` from the command line; cargo's own test arguments are ignored.
     pub fn start(name: &'static str) -> Self {
         Gate { name, passed: 0, failed: 0, full: std::env::args().any(|a| a == "--full") }
+    }
+
+    /// Loads the device of `--device` (as the server's flag), by default the software device. A gate on a GPU checks
+    /// what can be seen there: no planted images, no counters or seeds of the device.
+    pub fn device() -> DeviceKind {
+        let choice = argument("--device").map_or(DeviceChoice::Soft, |text| text.parse().expect("--device"));
+        load_device(choice).expect("the device loads")
+    }
+
+    /// A folder of `tests/data/reference`, below `--root` where the gate was carried to another machine.
+    pub fn reference(name: &str) -> PathBuf {
+        let root = argument("--root").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").to_owned());
+        Path::new(&root).join("tests/data/reference").join(name)
     }
 
     /// Records one fact and prints it.
@@ -32,4 +50,10 @@ impl Gate {
         let nothing_ran = self.passed + self.failed == 0;
         std::process::exit(i32::from(self.failed > 0 || nothing_ran));
     }
+}
+
+/// The word behind a flag of the command line.
+fn argument(flag: &str) -> Option<String> {
+    let mut words = std::env::args().skip_while(|word| word != flag);
+    words.nth(1)
 }

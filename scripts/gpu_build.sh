@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds everything gpu_check.sh runs on a machine with a GPU and no Rust, in one folder: gpu_build.sh [--soft]
+#
+# target/gpu holds the server, the gates, the kernel tests with their fat binaries, the reference data and the check
+# itself; it needs glibc and a driver, nothing else, and must stay below 60 MB. GEMMA4_GPU_ARCHS (default 90a) names the
+# architectures; nvcc is looked for in $CUDA_HOME/bin and $PATH.
+# --soft: the same folder for the rehearsal `gpu_check.sh --soft`, without GPU code and in the profile of the tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=target/gpu
+soft=
+[ "${1:-}" != --soft ] || soft=yes
+gates=(golden same_bits graphs)
+rm -rf "$out"
+mkdir -p "$out/bin" "$out/tests/data"
+
+targets=(--bin gemma4-serve)
+for gate in "${gates[@]}"; do targets+=(--test "gate_$gate"); done
+if [ -n "$soft" ]; then
+  # What gates.sh and the tests build too, so that CI builds nothing twice.
+  cargo=(cargo test --features planted-mistakes)
+  export GEMMA4_NVCC=off
+else
+  # The gates in the profile of the server: GPU code is compiled once. LTO buys the device nothing.
+  cargo=(cargo test --release --config profile.release.lto=false)
+  export GEMMA4_NVCC=on GEMMA4_GPU_ARCHS="${GEMMA4_GPU_ARCHS:-90a}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target/gpu-build}"
+fi
+"${cargo[@]}" --quiet --locked --no-run "${targets[@]}" --message-format=json-render-diagnostics > "$out/build.json"
+python3 - "$out/build.json" <<'PY' | while read -r name program; do cp "$program" "$out/bin/$name"; done
+import json, sys
+for line in open(sys.argv[1]):
+    built = json.loads(line)
+    if built["reason"] != "compiler-artifact" or not built.get("executable"):
+        continue
+    target, is_test = built["target"], built["profile"]["test"]
+    # The server itself, not its unit tests; the gates are test targets.
+    if is_test == target["name"].startswith("gate_"):
+        print(target["name"], built["executable"])
+PY
+rm "$out/build.json"
+[ -x "$out/bin/gemma4-serve" ] || {
+  "${cargo[@]/test/build}" --quiet --locked --bin gemma4-serve
+  cp "${CARGO_TARGET_DIR:-target}/$([ -n "$soft" ] && echo debug || echo release)/gemma4-serve" "$out/bin/"
+}
+strip "$out"/bin/*
+
+cp -r tests/data/reference "$out/tests/data/"
+cp scripts/gpu_check.sh scripts/serve_check.py "$out/"
+du -sh "$out"/* | sed 's/^/  /'
+bytes=$(du -sb "$out" | cut -f 1)
+echo "$out: $((bytes / 1000000)) MB of at most 60"
+[ "$bytes" -lt 60000000 ]

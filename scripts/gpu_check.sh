@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Everything that wants a GPU, in one call: gpu_check.sh [--soft] [--out DIR] [--only STAGE,STAGE...] FOLDER
+#
+# FOLDER is what gpu_build.sh made. Each stage has a time limit, a log below DIR (default FOLDER/results), a verdict
+# line with its numbers; a short table comes last. Exit 0 when every stage passed.
+#   assumptions  what the kernels take for granted of the tensor cores (numerics, section 5)
+#   kernels      every kernel beside its plain reference, at odd and real shapes
+#   golden, same_bits, graphs   the gates of these names, on the reference checkpoints
+#   serve        the server: streams, eight requests at once, metrics, SIGTERM
+#   memcheck, racecheck   compute-sanitizer on the default model
+#   ab           the step switches, alternating rounds
+#   decode       decode and prompt benchmark
+#   kernel_bench each kernel at the shapes of the 12B and 31B, beside the copy bandwidth
+# --soft rehearses every stage on the software device, with smaller benchmarks and no compute-sanitizer.
+set -uo pipefail
+soft= out= only=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --soft) soft=yes ;;
+    --out) out=$2 && shift ;;
+    --only) only=$2 && shift ;;
+    -*) echo "gpu_check.sh [--soft] [--out DIR] [--only STAGE,STAGE...] FOLDER" >&2; exit 2 ;;
+    *) folder=$1 ;;
+  esac
+  shift
+done
+folder=$(cd "${folder:?the folder that gpu_build.sh made}" && pwd) || exit 2
+out=${out:-$folder/results}
+mkdir -p "$out"
+device=$([ -n "$soft" ] && echo soft || echo cuda:0)
+kind=${device%%:*}
+server=$folder/bin/gemma4-serve
+rows=() failed=0
+
+stage() { # NAME LIMIT_S COMMAND...: runs it, keeps its log, prints its verdict and its last line of numbers
+  local name=$1 limit=$2 start=$SECONDS status=0 verdict=pass line
+  shift 2
+  [ -z "$only" ] || [[ ",$only," == *",$name,"* ]] || return 0
+  timeout -k 5 "$limit" "$@" > "$out/$name.log" 2>&1 || status=$?
+  line=$(grep -E '(^|[^0-9])[0-9]+ passed, [0-9]+ failed|^ERROR SUMMARY|ERROR SUMMARY:|^RACECHECK SUMMARY|^numbers:' \
+    "$out/$name.log" | tail -n 1)
+  [ "$status" -ne 124 ] || line="still running after $limit s"
+  if [ "$status" -ne 0 ]; then
+    verdict=FAIL failed=$((failed + 1))
+    { grep -E '^(FAIL|error|thread .* panicked)' -A 3 "$out/$name.log" | head -n 30; tail -n 8 "$out/$name.log"; } |
+      cut -c 1-300 | sed 's/^/    | /'
+  fi
+  rows+=("$(printf '%-12s %-4s %4d s  %s' "$name" "$verdict" $((SECONDS - start)) "${line:-exit $status}")")
+  echo "${rows[-1]}"
+}
+
+sanitizer() { # TOOL: the default model's prompt and decode kernels, and its graphs, under compute-sanitizer
+  local wrap=()
+  [ -n "$soft" ] || wrap=(compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20)
+  echo '[2, 17, 400, 33, 99, 5, 71, 210, 8, 345, 12, 77, 190, 3, 64, 28, 301, 54, 9, 130]' > "$out/ids.json"
+  local path
+  for path in chunks:7 decode; do
+    "${wrap[@]}" "$server" score --device "$device" --ids "$out/ids.json" --out "$out/$1.safetensors" --path $path ||
+      return
+  done
+  rm "$out/$1.safetensors"
+}
+
+# Every program of the kernel tests in turn, with a sum last.
+kernels() {
+  local program passed=0 failed=0 line
+  [ -n "$soft" ] || G4_TEST_FATBINS=$(printf '%s:' "$folder"/kernels/*.fatbin) && export G4_TEST_FATBINS
+  for program in "$folder"/kernels/*_test; do
+    echo "== ${program##*/}"
+    line=$("$program" 2>&1 | tee /dev/stderr | grep -E '^[0-9]+ passed, [0-9]+ failed' | tail -n 1)
+    if [ -z "$line" ]; then
+      echo "FAIL ${program##*/} has no closing line" && failed=$((failed + 1))
+      continue
+    fi
+    passed=$((passed + ${line%% *}))
+    line=${line#*, }
+    failed=$((failed + ${line%% *}))
+  done 2>&1
+  echo "$passed passed, $failed failed"
+  [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+}
+
+gate() { "$folder/bin/gate_$1" --device "$device" --root "$folder"; }
+
+# A stage runs below `timeout`, so functions are called through a shell of their own.
+export -f sanitizer kernels gate
+export soft out device folder server
+[ -n "$soft" ] || nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader
+stage kernels 90 bash -c kernels
+stage golden 60 bash -c 'gate golden'
+stage same_bits 120 bash -c 'gate same_bits'
+stage graphs 60 bash -c 'gate graphs'
+stage serve 60 python3 "$folder/serve_check.py" "$server" "$kind" --device "$device"
+stage memcheck 90 bash -c 'sanitizer memcheck'
+stage racecheck 90 bash -c 'sanitizer racecheck'
+stage decode 60 "$server" bench --device "$device" --json "$out/bench.json"
+
+echo
+echo "stage        verdict      numbers"
+printf '%s\n' "${rows[@]}"
+[ "$failed" -eq 0 ] && [ ${#rows[@]} -gt 0 ]
