@@ -80,9 +80,11 @@ fn main() {
     let fatbins = nvcc().map(|nvcc| compile_fatbins(&nvcc, &kernel_files, &out)).unwrap_or_default();
     if !fatbins.is_empty() {
         println!("cargo:rustc-cfg=gemma4_gpu_kernels");
+        // The driver reads the words of a fatbin where they lie.
+        writeln!(source, "#[repr(align(64))]\nstruct Aligned<T>(T);").unwrap();
     }
+    let list: String = fatbins.iter().map(|path| format!("&Aligned(*{}).0,", bytes(path))).collect();
     writeln!(source, "/// GPU kernels, one fatbin a kernel file; empty in a build without nvcc.").unwrap();
-    let list: String = fatbins.iter().map(|path| format!("{},", bytes(path))).collect();
     writeln!(source, "pub static FATBINS: &[&[u8]] = &[{list}];").unwrap();
     std::fs::write(out.join("images.rs"), source).expect("OUT_DIR is writable");
 }
