@@ -83,9 +83,11 @@ fn main() {
         // The driver reads the words of a fatbin where they lie.
         writeln!(source, "#[repr(align(64))]\nstruct Aligned<T>(T);").unwrap();
     }
-    let list: String = fatbins.iter().map(|path| format!("&Aligned(*{}).0,", bytes(path))).collect();
-    writeln!(source, "/// GPU kernels, one fatbin a kernel file; empty in a build without nvcc.").unwrap();
-    writeln!(source, "pub static FATBINS: &[&[u8]] = &[{list}];").unwrap();
+    let stem = |path: &Path| path.file_stem().expect("a file").to_string_lossy().into_owned();
+    let list: String =
+        fatbins.iter().map(|path| format!("({:?}, &Aligned(*{}).0),", stem(path), bytes(path))).collect();
+    writeln!(source, "/// GPU kernels, one fatbin a kernel file, by its name; empty in a build without nvcc.").unwrap();
+    writeln!(source, "pub static FATBINS: &[(&str, &[u8])] = &[{list}];").unwrap();
     std::fs::write(out.join("images.rs"), source).expect("OUT_DIR is writable");
 }
 
