@@ -44,6 +44,18 @@ rm "$out/build.json"
 }
 strip "$out"/bin/*
 
+mkdir "$out/kernels"
+make=(make -s -f scripts/kernel_tests.mk OUT=target/kernel-tests "FLAGS=-O2 -Werror" -j "${JOBS:-2}")
+if [ -n "$soft" ]; then
+  "${make[@]}" driver
+  for program in $(find target/kernel-tests/driver -maxdepth 1 -type f -executable); do
+    cp "$program" "$out/kernels/${program##*/}_test"
+  done
+else
+  "${make[@]}" "ARCH=${GEMMA4_GPU_ARCHS%%,*}" gpu
+  cp target/kernel-tests/gpu/* "$out/kernels/"
+fi
+
 cp -r tests/data/reference "$out/tests/data/"
 cp scripts/gpu_check.sh scripts/serve_check.py "$out/"
 du -sh "$out"/* | sed 's/^/  /'

@@ -61,10 +61,10 @@ sanitizer() { # TOOL: the default model's prompt and decode kernels, and its gra
   rm "$out/$1.safetensors"
 }
 
-# Every program of the kernel tests in turn, with the sum last.
-kernels() {
+# The programs of the kernel tests in turn, with the sum last.
+kernels() { # PROGRAM...
   local program passed=0 failed=0 line log=$out/kernel_test.log
-  for program in "$folder"/kernels/*_test; do
+  for program in "$@"; do
     echo "== ${program##*/}"
     "$program" > "$log" 2>&1
     cat "$log"
@@ -90,12 +90,14 @@ G4_TEST_FATBINS=$(printf ':%s' "$folder"/kernels/*.fatbin)
 export G4_TEST_FATBINS=${G4_TEST_FATBINS:1}
 export soft out device folder server
 [ -n "$soft" ] || nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader
-stage kernels 60 bash -c kernels
+stage assumptions 30 bash -c 'kernels "$folder/kernels/mma_test"'
+stage kernels 60 bash -c 'kernels $(ls "$folder"/kernels/*_test | grep -v /mma_test)'
 stage golden 30 bash -c 'gate golden'
 stage same_bits 60 bash -c 'gate same_bits'
 stage graphs 30 bash -c 'gate graphs'
 stage serve 30 python3 "$folder/serve_check.py" "$server" "$kind" --device "$device"
-stage kernel_bench 50 "$folder/kernels/kernel_bench" --json "$out/kernel_bench.json" --seconds 40
+stage kernel_bench 50 "$folder/kernels/kernel_bench" $([ -n "$soft" ] && echo --rehearse) --seconds 40 \
+  --json "$out/kernel_bench.json"
 stage decode 30 "$server" bench --device "$device" --json "$out/bench.json"
 stage memcheck 50 bash -c 'sanitizer memcheck'
 stage racecheck 50 bash -c 'sanitizer racecheck'
