@@ -103,12 +103,16 @@ fn report_panics() {
 
 /// The ways to run a step that must give the same tokens.
 fn switches() -> impl Iterator<Item = (bool, Switches)> {
-    (0..8).map(|bits| (bits & 1 == 0, Switches { pipeline: bits & 2 == 0, fingerprint: bits & 4 == 0 }))
+    (0..16).map(|bits| {
+        let switches = Switches { pipeline: bits & 2 == 0, fingerprint: bits & 4 == 0, tail: bits & 8 == 0 };
+        (bits & 1 == 0, switches)
+    })
 }
 
 fn label(name: &str, graphs: bool, switches: Switches, seed: u64) -> String {
-    let Switches { pipeline, fingerprint } = switches;
-    let label = format!("{name}, graphs {graphs}, pipeline {pipeline}, fingerprint {fingerprint}, seed {seed}");
+    let Switches { pipeline, fingerprint, tail } = switches;
+    let label =
+        format!("{name}, graphs {graphs}, pipeline {pipeline}, fingerprint {fingerprint}, tail {tail}, seed {seed}");
     NOW.lock().expect("no panic holds it").clone_from(&label);
     label
 }
@@ -125,8 +129,9 @@ fn named(
     let (started, mut steps, mut wrong) = (Instant::now(), 0, Vec::new());
     for options in options {
         for (graphs, switches) in switches() {
-            let off_count = [graphs, switches.pipeline, switches.fingerprint].iter().filter(|&&on| !on).count();
-            if off_count == 2 && !gate.full {
+            let all = [graphs, switches.pipeline, switches.fingerprint, switches.tail];
+            let off_count = all.iter().filter(|&&on| !on).count();
+            if ![0, 1, all.len()].contains(&off_count) && !gate.full {
                 continue;
             }
             let mut rig = Rig::new(world, &options(), graphs, switches);
@@ -202,7 +207,7 @@ fn regular_steps_upload_nothing(gate: &mut Gate, world: &World) {
     const STEPS: u64 = 70;
     let options = PlanOptions { max_running: 32, max_context: Some(256), prefill_chunk: 64, ..PlanOptions::default() };
     for pipeline in [true, false] {
-        let switches = Switches { pipeline, fingerprint: true };
+        let switches = Switches { pipeline, ..Switches::default() };
         let mut rig = Rig::new(world, &options, true, switches);
         for rows in [1, 8, 32] {
             label(&format!("{rows} regular rows"), true, switches, 0);

@@ -39,6 +39,9 @@ impl Serve {
     ) -> Self {
         let (mut runner, _) =
             build_runner(checkpoint, device, image, options, Duration::ZERO, &mut |_, _| {}).expect("a runner");
+        if !switches.tail {
+            runner.without_tail();
+        }
         runner.warm_up().expect("a warm-up");
         if graphs {
             runner.capture(|_| {}).expect("a capture");
@@ -60,7 +63,7 @@ impl Serve {
         if !self.engine.step().expect("a step") {
             return false;
         }
-        let rows = self.engine.last_rows().to_vec();
+        let rows: Vec<RequestId> = self.engine.last_rows().collect();
         if !rows.is_empty() {
             let logits = self.engine.runner().read_logits(rows.len()).expect("logits");
             for (id, row) in rows.iter().zip(logits.chunks(self.vocab)) {

@@ -19,7 +19,7 @@ use crate::images;
 use crate::limits::STOP_TOKEN_IDS_MAX;
 
 pub use bindings::{G4KvView, G4Record, G4Slot};
-pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, StepBegin, gemm_instance_tokens, slab_count};
+pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin, gemm_instance_tokens, slab_count};
 
 impl G4Slot {
     /// A live slot that nothing stops before `position_limit`, about to feed `token` at `position`: for `score` and
@@ -82,6 +82,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_attn_prompt_h512_s32",
     "g4_step_begin",
     "g4_tail",
+    "g4_scatter",
     "g4_argmax",
     "g4_pick",
 ];
