@@ -23,7 +23,8 @@ if [ -n "$soft" ]; then
 else
   # The gates in the profile of the server: GPU code is compiled once. LTO buys the device nothing.
   cargo=(cargo test --release --config profile.release.lto=false)
-  export GEMMA4_NVCC=on GEMMA4_GPU_ARCHS="${GEMMA4_GPU_ARCHS:-90a}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target/gpu-build}"
+  export GEMMA4_NVCC=on GEMMA4_GPU_ARCHS="${GEMMA4_GPU_ARCHS:-90a}"
+  export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target/gpu-build}"
 fi
 "${cargo[@]}" --quiet --locked --no-run "${targets[@]}" --message-format=json-render-diagnostics > "$out/build.json"
 python3 - "$out/build.json" <<'PY' | while read -r name program; do cp "$program" "$out/bin/$name"; done
