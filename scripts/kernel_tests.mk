@@ -31,7 +31,7 @@ driver_flags := -DG4_TEST_DRIVER
 .PHONY: bare bodies driver device gpu
 bare: $(tests:%=$(OUT)/bare/%)
 bodies: $(bodies:%=$(OUT)/bodies/%)
-driver: $(tests:%=$(OUT)/driver/%)
+driver: $(tests:%=$(OUT)/driver/%) $(OUT)/driver-bench/kernel_bench
 device: $(OUT)/device
 .SECONDARY:
 
@@ -71,6 +71,9 @@ $(OUT)/bodies/%: $(OUT)/bodies-o/tests/%_test.o $(OUT)/bodies-o/tests/main.o \
 $(OUT)/driver/%: $(OUT)/driver-o/tests/%_test.o $(OUT)/driver-o/tests/main.o \
   $(kernels:%=$(OUT)/bare-o/kernels/%.o) $(words:%=$(OUT)/bare-o/tests/%.o) $(soft:%=$(OUT)/soft-o/%.o) \
   $(OUT)/soft-o/image.o
+	$(link)
+$(OUT)/driver-bench/kernel_bench: $(OUT)/driver-o/tests/kernel_bench.o $(kernels:%=$(OUT)/bare-o/kernels/%.o) \
+  $(words:%=$(OUT)/bare-o/tests/%.o) $(soft:%=$(OUT)/soft-o/%.o) $(OUT)/soft-o/image.o
 	$(link)
 $(OUT)/device: $(device:%=$(OUT)/bare-o/tests/%.o) $(OUT)/bare-o/tests/main.o $(soft:%=$(OUT)/soft-o/%.o)
 	$(link)
