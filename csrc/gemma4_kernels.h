@@ -245,8 +245,8 @@ typedef struct G4TailParams {
   int32_t rows;
 } G4TailParams;
 
-// g4_scatter: the words of one packed upload to their places. Word i of a run goes to dst[i * stride], or, with an index,
-// to dst[index[i] * stride] unless index[i] is negative.
+// g4_scatter: the words of one packed upload to their places. Word i of a run goes to dst[i * stride], or, with an
+// index, to dst[index[i] * stride] unless index[i] is negative.
 typedef struct G4ScatterRun {
   int32_t* dst;
   const int32_t* index;  // [count], or null

@@ -1,9 +1,9 @@
 //! The two pinned readback slots: where a step's records land on the host.
 //!
 //! Life of a record: (1) the sampler writes it on the device, behind the row's token, with the step's number and the
-//! generation of the row's slot; (2) the step's copy takes it to the pinned slot; (3) it is read once, behind the copy's
-//! event, and must be of that step and of the generation its owner was launched with; (4) the engine settles it against
-//! that owner, never against the current roster.
+//! generation of the row's slot; (2) the step's copy takes it to the pinned slot; (3) it is read once, behind the
+//! copy's event, and must be of that step and of the generation its owner was launched with; (4) the engine settles it
+//! against that owner, never against the current roster.
 //!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
 //! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
