@@ -1,6 +1,9 @@
 //! Compiles `csrc/` into what the binary embeds: the software device and its kernel image as shared objects (always, by
-//! the host compiler), and one fatbin per kernel file (when nvcc is found). Nothing is linked into the binary: the
+//! the host compiler), and one fatbin per kernel file (when nvcc is found). They are not linked into the binary: the
 //! objects are loaded at run time through `src/device/`, so a machine without a GPU and one with a GPU run one binary.
+//!
+//! One thing is linked in: two functions over the toolkit's header-only NVTX, where that header is found (in
+//! `$CUDA_HOME/include`); elsewhere profilers see no ranges.
 //!
 //! nvcc is looked for in `$CUDA_HOME/bin`, then in `$PATH`. `GEMMA4_GPU_ARCHS` (comma-separated, default
 //! `80,90a,100,120`) names the architectures; `GEMMA4_NVCC=off` leaves the GPU kernels out.
@@ -23,13 +26,14 @@ const TRACER_KEEPS: [&str; 9] =
     ["argmax", "image", "kv_copy", "pack", "pick", "rope_table", "scatter", "step_begin", "tail"];
 
 fn main() {
-    for part in ["common", "kernels", "soft", "tracer", "gemma4_kernels.h"] {
+    for part in ["common", "kernels", "nvtx", "soft", "tracer", "gemma4_kernels.h"] {
         println!("cargo:rerun-if-changed=csrc/{part}");
     }
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     println!("cargo:rerun-if-env-changed=GEMMA4_NVCC");
     println!("cargo:rerun-if-env-changed=GEMMA4_GPU_ARCHS");
     println!("cargo:rustc-check-cfg=cfg(gemma4_gpu_kernels)");
+    println!("cargo:rustc-check-cfg=cfg(gemma4_nvtx)");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc");
     let soft_files = files(&csrc.join("soft"), "cpp");
@@ -53,6 +57,11 @@ fn main() {
     let mut tracer_objects: Vec<PathBuf> = image_objects.iter().filter(is_kept).cloned().collect();
     tracer_objects.extend(host.objects(&out.join("tracer"), &files(&csrc.join("tracer"), "cu"), None));
     let tracer = host.shared_object(&out, "libgemma4_kernels_tracer.so", &tracer_objects, &[]);
+
+    if let Some(include) = nvtx_include() {
+        cc::Build::new().file(csrc.join("nvtx/ranges.c")).include(include).compile("gemma4_nvtx");
+        println!("cargo:rustc-cfg=gemma4_nvtx");
+    }
 
     let mut source = String::new();
     let bytes = |path: &Path| format!("include_bytes!({path:?})");
@@ -197,6 +206,12 @@ fn sanitizer_flags() -> &'static [&'static str] {
     } else {
         &[]
     }
+}
+
+/// The toolkit's folder of headers, where NVTX is among them.
+fn nvtx_include() -> Option<PathBuf> {
+    let include = Path::new(&env::var_os("CUDA_HOME")?).join("include");
+    include.join("nvtx3/nvToolsExt.h").is_file().then_some(include)
 }
 
 /// nvcc, unless switched off or not there.

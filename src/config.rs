@@ -29,6 +29,8 @@ pub enum Command {
     Score(ScoreFlags),
     /// Measures decode steps and prompts on the device, without HTTP.
     Bench(crate::bench::BenchFlags),
+    /// Measures what a decode step costs the host, on the software device with its kernels switched off.
+    BenchStep(crate::bench_step::BenchStepFlags),
 }
 
 #[derive(Args, Debug)]

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::device::{DriverError, soft};
+use crate::device::{DriverError, nvtx, soft};
 use crate::kv::{Family, PoolId, StepNumber};
 use crate::limits::STOP_TOKEN_IDS_MAX;
 use crate::metrics::STEP_SECONDS;
@@ -106,6 +106,10 @@ pub struct Engine {
     /// The rows of the roster last launched, and its generation.
     roster_rows: Rc<[RowOwner]>,
     roster: Option<RosterGeneration>,
+    /// Decode steps launched for `roster_rows` that their `tokens_launched` does not count yet, and how many there can
+    /// be until one of them has launched its last token: so a regular step touches no row when it is launched.
+    roster_steps: u32,
+    roster_steps_max: u32,
     /// What a step without records has.
     no_rows: Rc<[RowOwner]>,
     /// A request was cancelled before its ticket was taken from the queue.
@@ -139,6 +143,8 @@ impl Engine {
             roster: None,
             last_rows: no_rows.clone(),
             no_rows,
+            roster_steps: 0,
+            roster_steps_max: u32::MAX,
             cancel_news: false,
             counters: EngineCounters::new(),
             gauges_stale: true,
@@ -186,6 +192,13 @@ impl Engine {
 
     pub fn runner(&mut self) -> &mut Runner {
         &mut self.runner
+    }
+
+    /// Counts steps from `step` on, with nothing in flight: tests of the 32-bit counter's wrap.
+    pub fn count_from(&mut self, step: u64) -> Result<(), EngineError> {
+        assert!(self.in_flight.is_empty());
+        self.collected = step;
+        Ok(self.runner.count_from(step)?)
     }
 
     /// What is waiting, running and free; for gates.
@@ -280,7 +293,10 @@ impl Engine {
 
     /// Launches what the scheduler plans; false when it plans nothing.
     fn launch(&mut self) -> Result<bool, EngineError> {
-        let flight = match self.scheduler.plan() {
+        let planning = nvtx::range(c"plan");
+        let plan = self.scheduler.plan();
+        drop(planning);
+        let flight = match plan {
             Plan::Idle => return Ok(false),
             Plan::Prefill(chunk) => self.launch_chunk(chunk)?,
             Plan::Decode { roster_generation, rows, cause, .. } => {
@@ -290,8 +306,11 @@ impl Engine {
                         let slot = row.slot.index();
                         RowOwner { slot, generation: self.generations[slot], id: row.id }
                     };
-                    self.roster_rows = rows.iter().map(owner).collect();
+                    let rows: Rc<[RowOwner]> = rows.iter().map(owner).collect();
+                    self.count_roster_steps();
+                    self.roster_rows = rows;
                     self.roster = Some(roster_generation);
+                    self.roster_steps_max = self.steps_until_exhausted();
                 }
                 if !self.switches.fingerprint {
                     self.runner.forget_roster();
@@ -301,16 +320,15 @@ impl Engine {
                 if rebuilt {
                     self.counters.rebuilt(if is_new { cause } else { RebuildCause::Forced });
                 }
+                self.roster_steps += 1;
+                if self.roster_steps == self.roster_steps_max {
+                    self.count_roster_steps();
+                    self.exhaust();
+                    self.roster_steps_max = self.steps_until_exhausted();
+                }
                 flight
             }
         };
-        for row in flight.rows.iter() {
-            let running = self.running[row.slot].as_mut().expect("a planned sequence runs");
-            running.tokens_launched += 1;
-            if running.tokens_launched == running.tokens_max {
-                self.scheduler.exhaust(row.id);
-            }
-        }
         if self.in_flight.is_empty() {
             self.step_began = Some(Instant::now());
         }
@@ -334,7 +352,45 @@ impl Engine {
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
             last: chunk.last.then(|| slot_state(ticket, generation)),
         };
-        Ok(self.runner.launch_prompt(prompt, rows)?)
+        let flight = self.runner.launch_prompt(prompt, rows)?;
+        if chunk.last {
+            let running = self.running[slot].as_mut().expect("a prefilling sequence runs");
+            running.tokens_launched = 1;
+            if running.tokens_max == 1 {
+                self.scheduler.exhaust(chunk.id);
+            }
+        }
+        Ok(flight)
+    }
+
+    /// Adds the steps launched for the roster to each of its sequences.
+    fn count_roster_steps(&mut self) {
+        for owner in self.roster_rows.iter() {
+            if let Some(running) = self.running[owner.slot].as_mut().filter(|running| running.id == owner.id) {
+                running.tokens_launched += self.roster_steps;
+            }
+        }
+        self.roster_steps = 0;
+    }
+
+    /// Takes the sequences out of the roster whose last token's step is launched.
+    fn exhaust(&mut self) {
+        for owner in self.roster_rows.iter() {
+            if let Some(running) = self.running(owner)
+                && running.tokens_launched == running.tokens_max
+            {
+                self.scheduler.exhaust(owner.id);
+            }
+        }
+    }
+
+    /// Steps until the first sequence of the roster has launched its last token.
+    fn steps_until_exhausted(&self) -> u32 {
+        let left = self.roster_rows.iter().filter_map(|owner| {
+            let running = self.running(owner)?;
+            Some(running.tokens_max - running.tokens_launched)
+        });
+        left.filter(|&left| left > 0).min().unwrap_or(u32::MAX)
     }
 
     /// Waits for the oldest step in flight, checks its records against its owners, publishes tokens and terminals, and
@@ -352,9 +408,12 @@ impl Engine {
         self.assert_quarantine(&flight);
         self.collected = flight.step;
         self.scheduler.collected(StepNumber(flight.step));
-        for (index, owner) in flight.rows.iter().enumerate() {
-            let record = self.records[index];
-            if let Some(terminal) = self.settle_row(owner, flight.step, &record)? {
+        let _settling = nvtx::range(c"settle");
+        for index in 0..flight.rows.len() {
+            let (owner, record) = (&flight.rows[index], self.records[index]);
+            if !self.settle_running_on(owner, &record)
+                && let Some(terminal) = self.settle_row(owner, flight.step, &record)?
+            {
                 self.end(owner.id, terminal);
             }
         }
@@ -386,6 +445,23 @@ impl Engine {
             let slots = self.scheduler.slots().quarantined_count();
             assert!(slots > 0 && !pages.contains(&0), "step {} has ended rows whose pages are free", flight.step);
         }
+    }
+
+    /// Publishes the token of a row that goes on, which is what nearly every row of every step does; false, and nothing
+    /// done, for any other.
+    #[inline]
+    fn settle_running_on(&self, owner: &RowOwner, record: &G4Record) -> bool {
+        let Some(running) = self.running(owner) else { return false };
+        let (ticket, token) = (&running.ticket, record.token as u32);
+        let request = &ticket.request;
+        let goes_on = record.token >= 0
+            && ticket.published() + 1 < running.tokens_max
+            && (request.ignore_eos || !self.eos_ids.contains(&token))
+            && !request.stop_token_ids.contains(&token);
+        if goes_on {
+            ticket.publish(token);
+        }
+        goes_on
     }
 
     /// Publishes one row's token; the terminal if this was its last.

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::device::{Context, DeviceBuffer, DriverError, Stream};
+use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
@@ -189,7 +189,10 @@ impl Runner {
             sets_step: !self.has_tail,
         };
         let kernels = &self.forward.kernels;
+        let staging = nvtx::range(c"stage");
         let rows = self.tables.upload_prompt(s, kernels, &self.forward.cache, step, &upload)?;
+        drop(staging);
+        let _launching = nvtx::range(c"launch");
         self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;
         if self.has_tail {
             kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
@@ -215,6 +218,7 @@ impl Runner {
     ) -> Result<(InFlight, bool), DriverError> {
         let rows = rows.into();
         let rebuild = self.stage(roster, &rows)?;
+        let _launching = nvtx::range(c"launch");
         let bucket = *self.buckets.iter().find(|&&b| b >= rows.len()).expect("a bucket holds max_running rows");
         self.launch_bucket(bucket)?;
         self.step += 1;
@@ -227,6 +231,7 @@ impl Runner {
 
     /// Uploads what the device lacks for the next decode step; false when it lacks nothing.
     fn stage(&mut self, roster: u64, rows: &[RowOwner]) -> Result<bool, DriverError> {
+        let _staging = nvtx::range(c"stage");
         let (s, step) = (&self.stream, self.step + 1);
         if !self.has_tail {
             let positions = &self.positions;
@@ -260,6 +265,11 @@ impl Runner {
         self.stream.download(self.tables.slots.all())
     }
 
+    /// Writes the records by hand, in stream order: `bench-step`, whose device skips its kernels.
+    pub fn write_records(&mut self, records: &[G4Record]) -> Result<(), DriverError> {
+        self.stream.upload(self.sampler.records.slice(0..records.len()), records)
+    }
+
     /// Makes the next decode step a rebuild whatever its roster.
     pub fn forget_roster(&mut self) {
         self.roster = None;
@@ -283,6 +293,7 @@ impl Runner {
 
     /// Waits for a step and hands out its records in row order.
     pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<Waited, CollectError> {
+        let _collecting = nvtx::range(c"collect");
         self.context.take_dropped()?;
         let how = self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)?;
         self.tables.collected(flight.step);
