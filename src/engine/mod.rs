@@ -165,6 +165,12 @@ impl Engine {
         &mut self.runner
     }
 
+    /// Changes how steps run; with nothing in flight (A/B).
+    pub fn set_switches(&mut self, switches: Switches) {
+        assert!(self.in_flight.is_empty(), "{} steps are in flight", self.in_flight.len());
+        self.switches = switches;
+    }
+
     /// What is waiting, running and free; for gates.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
