@@ -289,6 +289,18 @@ typedef struct G4PickParams {
   int32_t eos_ids[G4_EOS_IDS];
 } G4PickParams;
 
+// g4_synthetic: a tensor of made-up values, a function of key and element number (csrc/kernels/synthetic.cu).
+typedef struct G4SyntheticParams {
+  uint16_t* dst;   // packed: [ceil(n/16)][ceil(k/16)][32][8], zero-padded as g4_pack does; else [n][k]
+  int64_t n;       // 64 bits for the flat fill of a cache, [elements][1]
+  int32_t k;
+  int32_t packed;
+  uint32_t key;    // hash of the tensor's name
+  int32_t center;  // value = (center + an odd number of -(2^bits - 1) to 2^bits - 1) * scale, exact in bf16
+  int32_t bits;
+  float scale;     // a power of two
+} G4SyntheticParams;
+
 // ---- Names: X(name, parameter struct, threads a block) --------------------------------------------------------------
 
 #define G4_KERNEL_TABLE(X)                                     \
@@ -323,7 +335,8 @@ typedef struct G4PickParams {
   X(g4_tail, G4TailParams, 128)                                \
   X(g4_scatter, G4ScatterParams, 256)                          \
   X(g4_argmax, G4ArgmaxParams, 256)                            \
-  X(g4_pick, G4PickParams, 128)
+  X(g4_pick, G4PickParams, 128)                                \
+  X(g4_synthetic, G4SyntheticParams, 256)
 
 enum G4KernelId {
 #define G4_KERNEL_ID(name, params, threads) G4_ID_##name,
@@ -360,6 +373,7 @@ G4_LAYOUT(G4ScatterRun, 32, stride, 24);
 G4_LAYOUT(G4ScatterParams, 144, runs, 16);
 G4_LAYOUT(G4ArgmaxParams, 48, suppressed_count, 44);
 G4_LAYOUT(G4PickParams, 144, eos_ids, 76);
+G4_LAYOUT(G4SyntheticParams, 40, scale, 36);
 #undef G4_LAYOUT
 #endif
 

@@ -15,7 +15,7 @@ use gemma4_serve::config::ScorePath;
 use gemma4_serve::device::DeviceKind;
 use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::images::PLANTED_KERNELS;
-use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::checkpoint::{Checkpoint, Content};
 use gemma4_serve::model::kernels::KernelImage;
 use gemma4_serve::score::{ScoreOptions, Scores, score};
 use half::bf16;
@@ -176,13 +176,14 @@ impl Reference {
 
     fn state_zero(&self, checkpoint: &Checkpoint, ids: &[u32], scores: &Scores) -> Fact {
         let embed = checkpoint.embed();
+        let Content::Stored(bytes) = embed.content else { panic!("a stored embedding") };
         let width = embed.shape[1];
         let scale = bf16::from_f32((width as f32).sqrt()).to_f32();
         let mut wrong = 0;
         for (row, &id) in ids.iter().enumerate() {
             for dim in 0..width {
                 let at = (id as usize * width + dim) * 2;
-                let entry = bf16::from_le_bytes([embed.bytes[at], embed.bytes[at + 1]]);
+                let entry = bf16::from_le_bytes([bytes[at], bytes[at + 1]]);
                 let want = bf16::from_f32(entry.to_f32() * scale).to_f32();
                 wrong += usize::from(want.to_bits() != scores.hidden[0][row * width + dim].to_bits());
             }

@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::device::DeviceChoice;
 use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX, SPARE_CONNECTIONS, WAITING_MAX};
+use crate::model::source::ModelSource;
+use crate::model::synthetic::{SyntheticModel, Variant};
 
 /// Model id of the checkpoint compiled into the binary.
 pub const EMBEDDED_MODEL_NAME: &str = "gemma4-embedded";
@@ -33,11 +35,25 @@ pub enum Command {
     BenchStep(crate::bench_step::BenchStepFlags),
 }
 
-#[derive(Args, Debug)]
-pub struct ServeFlags {
-    /// Folder of the checkpoint (config.json, tokenizer.json, *.safetensors); without it the embedded model is served.
+/// Which model, in every command.
+#[derive(Args, Clone, Debug)]
+pub struct ModelFlags {
+    /// Folder of the checkpoint (config.json, tokenizer.json, *.safetensors); without it the embedded model.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// The shape of a published model with made-up weights, written on the device: no files, for benchmarks and load
+    /// tests.
+    #[arg(long, value_name = "SIZE", conflicts_with = "model")]
+    synthetic: Option<Variant>,
+    /// Keeps the last layers of the published pattern only, 1 to all of them.
+    #[arg(long, value_name = "LAYERS", requires = "synthetic", value_parser = in_range(1, 1 << 10))]
+    synthetic_layers: Option<usize>,
+}
+
+#[derive(Args, Debug)]
+pub struct ServeFlags {
+    #[command(flatten)]
+    model: ModelFlags,
     /// The model's id in requests and answers [default: the folder's name].
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
@@ -118,9 +134,8 @@ pub struct ServeFlags {
 
 #[derive(Args, Debug)]
 pub struct ScoreFlags {
-    /// Folder of the checkpoint; without it the embedded model.
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelFlags,
     /// Where to run: auto, cuda:N, or soft.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -155,7 +170,7 @@ pub enum ScorePath {
 /// The server's configuration, valid. The effective limits of context and KV pool are the engine's to settle.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub model: Option<PathBuf>,
+    pub model: ModelSource,
     pub served_model_name: String,
     pub device: DeviceChoice,
     pub host: String,
@@ -186,7 +201,7 @@ pub struct Config {
 /// The `score` subcommand's configuration.
 #[derive(Clone, Debug)]
 pub struct ScoreConfig {
-    pub model: Option<PathBuf>,
+    pub model: ModelSource,
     pub device: DeviceChoice,
     pub ids: PathBuf,
     pub out: PathBuf,
@@ -201,6 +216,8 @@ pub struct ScoreConfig {
 pub enum ConfigError {
     #[error("--model {path}: {reason}")]
     Model { path: String, reason: String },
+    #[error("--synthetic-layers {layers}: {variant} has 1 to {layers_max}")]
+    SyntheticLayers { layers: usize, variant: &'static str, layers_max: usize },
     #[error("--served-model-name: the name must not be empty")]
     EmptyName,
     #[error("--ids {path}: {reason}")]
@@ -209,15 +226,16 @@ pub enum ConfigError {
 
 impl Config {
     pub fn resolve(flags: ServeFlags) -> Result<Self, ConfigError> {
-        check_model_folder(flags.model.as_deref())?;
-        let served_model_name = match (flags.served_model_name, &flags.model) {
+        let model = flags.model.resolve()?;
+        let served_model_name = match (flags.served_model_name, &model) {
             (Some(name), _) if name.trim().is_empty() => return Err(ConfigError::EmptyName),
             (Some(name), _) => name,
-            (None, Some(folder)) => folder_name(folder),
-            (None, None) => EMBEDDED_MODEL_NAME.to_owned(),
+            (None, ModelSource::Folder(folder)) => folder_name(folder),
+            (None, ModelSource::Synthetic(model)) => model.to_string(),
+            (None, ModelSource::Embedded) => EMBEDDED_MODEL_NAME.to_owned(),
         };
         Ok(Self {
-            model: flags.model,
+            model,
             served_model_name,
             device: flags.device,
             host: flags.host,
@@ -249,11 +267,10 @@ impl Config {
     /// The configuration in effect, a line a knob, in the order of `--help`; the engine start prints the memory plan
     /// below it.
     pub fn page(&self) -> String {
-        let model = self.model.as_ref().map_or("(embedded)".into(), |m| m.display().to_string());
         let or_auto = |n: Option<usize>| n.map_or("(from checkpoint and memory)".into(), |n| n.to_string());
         let s = |d: Duration| format!("{} s", d.as_secs_f64());
         let rows = [
-            ("model", model),
+            ("model", self.model.to_string()),
             ("served-model-name", self.served_model_name.clone()),
             ("device", self.device.to_string()),
             ("host", self.host.clone()),
@@ -284,12 +301,12 @@ impl Config {
 
 impl ScoreConfig {
     pub fn resolve(flags: ScoreFlags) -> Result<Self, ConfigError> {
-        check_model_folder(flags.model.as_deref())?;
+        let model = flags.model.resolve()?;
         if !flags.ids.is_file() {
             return Err(ConfigError::Ids { path: flags.ids.display().to_string(), reason: "not a file".into() });
         }
         Ok(Self {
-            model: flags.model,
+            model,
             device: flags.device,
             ids: flags.ids,
             out: flags.out,
@@ -298,6 +315,22 @@ impl ScoreConfig {
             hidden: flags.hidden,
             attention_segment: flags.attention_segment,
         })
+    }
+}
+
+impl ModelFlags {
+    pub fn resolve(self) -> Result<ModelSource, ConfigError> {
+        check_model_folder(self.model.as_deref())?;
+        match (self.model, self.synthetic) {
+            (Some(folder), _) => Ok(ModelSource::Folder(folder)),
+            (None, None) => Ok(ModelSource::Embedded),
+            (None, Some(variant)) => match self.synthetic_layers {
+                Some(layers) if layers > variant.layers() => {
+                    Err(ConfigError::SyntheticLayers { layers, variant: variant.name(), layers_max: variant.layers() })
+                }
+                layers => Ok(ModelSource::Synthetic(SyntheticModel { variant, layers })),
+            },
+        }
     }
 }
 
@@ -320,7 +353,10 @@ fn folder_name(folder: &Path) -> String {
         .map_or_else(|| EMBEDDED_MODEL_NAME.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn in_range(min: usize, max: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+pub(crate) fn in_range(
+    min: usize,
+    max: usize,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text| match text.parse::<usize>() {
         Ok(n) if (min..=max).contains(&n) => Ok(n),
         _ => Err(format!("must be a whole number from {min} to {max}")),
@@ -423,6 +459,29 @@ mod tests {
         assert!(Config::resolve(missing).unwrap_err().to_string().starts_with("--model /nonexistent/model: "));
         let empty = parse(&["--served-model-name", " "]).unwrap().serve;
         assert_eq!(Config::resolve(empty).unwrap_err(), ConfigError::EmptyName);
+    }
+
+    #[test]
+    fn a_synthetic_model_is_named_after_its_size() {
+        let config = |flags: &[&str]| Config::resolve(parse(flags).unwrap().serve);
+        let all = config(&["--synthetic", "31b"]).unwrap();
+        assert_eq!(
+            (all.served_model_name.as_str(), all.model.to_string().as_str()),
+            ("gemma-4-31b-synthetic", "gemma-4-31b-synthetic")
+        );
+        let cut = config(&["--synthetic", "12b", "--synthetic-layers", "2"]).unwrap();
+        assert_eq!(cut.served_model_name, "gemma-4-12b-synthetic-2-layers");
+        let error = config(&["--synthetic", "12b", "--synthetic-layers", "49"]).unwrap_err().to_string();
+        assert_eq!(error, "--synthetic-layers 49: 12b has 1 to 48");
+        for (flags, word) in [
+            (&["--synthetic", "12b", "--model", "/tmp"][..], "--model"),
+            (&["--synthetic-layers", "2"], "--synthetic"),
+            (&["--synthetic", "12b", "--synthetic-layers", "0"], "1 to"),
+            (&["score", "--ids", "x", "--out", "y", "--synthetic", "9b"], "12b"),
+        ] {
+            let error = parse(flags).unwrap_err().to_string();
+            assert!(error.contains(word), "{word} is not in: {error}");
+        }
     }
 
     #[test]

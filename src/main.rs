@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use gemma4_serve::alloc::CountingAllocator;
+use gemma4_serve::bench::BenchError;
 use gemma4_serve::config::{Cli, Command, Config, ScoreConfig};
 use gemma4_serve::engine::handle::{self, EngineDoor};
 use gemma4_serve::engine::start::start_engine;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
             }
             Err(e) => refused(&e.to_string()),
         },
-        Some(Command::Bench(flags)) => bench::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained),
+        Some(Command::Bench(flags)) => bench::run(&flags).map_or_else(|e| bench_failed(&e), |()| Exit::Drained),
         Some(Command::BenchStep(flags)) => {
             bench_step::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained)
         }
@@ -156,6 +157,10 @@ fn signals() -> std::io::Result<mpsc::Receiver<()>> {
 
 fn score_failed(e: &ScoreError) -> Exit {
     if e.is_device_failure() { failed(&e.to_string()) } else { refused(&e.to_string()) }
+}
+
+fn bench_failed(e: &BenchError) -> Exit {
+    if e.is_failure() { failed(&e.to_string()) } else { refused(&e.to_string()) }
 }
 
 fn failed(reason: &str) -> Exit {

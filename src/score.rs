@@ -63,11 +63,7 @@ pub struct ScoreOptions {
 
 /// Runs the subcommand: reads the ids, scores, writes the file.
 pub fn run(config: &ScoreConfig) -> Result<(), ScoreError> {
-    let checkpoint = match &config.model {
-        Some(folder) => Checkpoint::open(folder),
-        None => Checkpoint::embedded(),
-    }
-    .map_err(StartError::from)?;
+    let checkpoint = config.model.open().map_err(StartError::from)?;
     let ids = read_ids(&config.ids, checkpoint.config.vocab)?;
     let kind = crate::engine::start::load_device(config.device)?;
     let options = ScoreOptions {

@@ -121,10 +121,27 @@ pub struct Event {
 impl Event {
     /// Without timing: cheaper, and nothing reads it.
     pub fn new(context: &Context) -> Result<Self, DriverError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// With a time stamp, for [`Event::milliseconds_since`].
+    pub fn timed(context: &Context) -> Result<Self, DriverError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Context, flags: sys::CUevent_flags) -> Result<Self, DriverError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: out-pointer to a local; the context is current on this thread.
-        unsafe { cu!(cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32))? };
+        unsafe { cu!(cuEventCreate(&mut raw, flags as u32))? };
         Ok(Event { raw, context: context.inner.clone() })
+    }
+
+    /// Device time from one timed event to this one; both have been recorded and waited for.
+    pub fn milliseconds_since(&self, earlier: &Event) -> Result<f64, DriverError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: out-pointer to a local; both events are alive.
+        unsafe { cu!(cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw))? };
+        Ok(f64::from(milliseconds))
     }
 
     /// Moves the event to the stream's present end.

@@ -201,6 +201,13 @@ impl Engine {
         Ok(self.runner.count_from(step)?)
     }
 
+    /// Changes how steps run; with nothing in flight (A/B). Whether there is a tail is part of the captured graphs.
+    pub fn set_switches(&mut self, switches: Switches) {
+        assert!(self.in_flight.is_empty(), "{} steps are in flight", self.in_flight.len());
+        assert_eq!(self.switches.tail, switches.tail);
+        self.switches = switches;
+    }
+
     /// What is waiting, running and free; for gates.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler

@@ -22,6 +22,8 @@ use crate::step::{PromptUpload, StepState, StepTables};
 pub struct Runner {
     // Declared before what they point at, so that they are dropped first.
     graphs: Vec<BucketGraphs>,
+    /// Captured graphs are replayed; off only for A/B.
+    replays: bool,
     tap: Option<HiddenTap>,
     readback: Readback,
     sampler: Sampler,
@@ -74,6 +76,7 @@ impl Runner {
         let g = forward.geometry.clone();
         Ok(Runner {
             graphs: Vec::new(),
+            replays: true,
             tap: None,
             readback: Readback::new(&context, spin)?,
             sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
@@ -141,6 +144,11 @@ impl Runner {
             progress(bucket);
         }
         self.stream.synchronize()
+    }
+
+    /// Whether steps replay captured graphs, or launch kernels one by one although they were captured (A/B).
+    pub fn replay_graphs(&mut self, on: bool) {
+        self.replays = on;
     }
 
     /// Steps launched so far.
@@ -319,7 +327,7 @@ impl Runner {
 
     /// Replays the bucket's graphs, or launches their kernels one by one where nothing was captured.
     fn launch_bucket(&mut self, bucket: usize) -> Result<(), DriverError> {
-        match self.graphs.iter().find(|g| g.bucket == bucket) {
+        match self.graphs.iter().find(|g| self.replays && g.bucket == bucket) {
             Some(graphs) => {
                 self.bucket_launches += 1;
                 graphs.launch(&self.stream)

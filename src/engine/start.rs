@@ -121,10 +121,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     let mut phases = Phases::start();
     let kind = load_device(config.device)?;
     ::metrics::gauge!(metrics::DEVICE_INFO, "kind" => kind.label()).set(1.0);
-    let checkpoint = match &config.model {
-        Some(folder) => Checkpoint::open(folder)?,
-        None => Checkpoint::embedded()?,
-    };
+    let checkpoint = config.model.open()?;
     let tokenizer = load_tokenizer(&checkpoint)?;
     phases.done("checkpoint and tokenizer");
     let options = PlanOptions {
@@ -140,7 +137,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         kind,
         KernelImage::Shipped(kind),
         &options,
-        spin(config, kind),
+        config.spin.unwrap_or(default_spin(kind)),
         &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
@@ -183,18 +180,19 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     Ok((runner, model))
 }
 
-/// `--spin-us`, by default 50 on a GPU and none on the software device, whose kernels need the cores a spin would burn.
-fn spin(config: &Config, kind: DeviceKind) -> Duration {
-    config.spin.unwrap_or(match kind {
+/// What `--spin-us` is by default: 50 on a GPU and none on the software device, whose kernels need the cores a spin
+/// would burn.
+pub fn default_spin(kind: DeviceKind) -> Duration {
+    match kind {
         DeviceKind::Cuda(_) => Duration::from_micros(50),
         DeviceKind::Soft => Duration::ZERO,
-    })
+    }
 }
 
 fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, StartError> {
     let fail = |why: String| StartError::Tokenizer { checkpoint: checkpoint.name.clone(), why };
     let bytes = checkpoint.tokenizer_json().ok_or_else(|| fail("is missing".into()))?;
-    Tokenizer::from_bytes(bytes).map_err(|e| fail(format!("cannot be read: {e}")))
+    Tokenizer::from_bytes(&bytes).map_err(|e| fail(format!("cannot be read: {e}")))
 }
 
 fn served_model(config: &Config, checkpoint: &Checkpoint, runner: &Runner, tokenizer: Tokenizer) -> ServedModel {

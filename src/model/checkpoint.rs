@@ -1,5 +1,6 @@
-//! A checkpoint: a folder of safetensors shards or the one inside the binary, checked completely against its
-//! configuration before anything is read from it, then typed access to every tensor's bytes.
+//! A checkpoint: a folder of safetensors shards, the one inside the binary, or one whose values are made up on the
+//! device; checked completely against its configuration before anything is read from it, then typed access to every
+//! tensor's content.
 //!
 //! Life: (1) the configuration is parsed; (2) the shards are mapped and their headers checked; (3) the text tower's
 //! prefix is found; (4) every tensor is either expected (with its dtype and shape), skipped by name, or a refusal; (5)
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::config::{ConfigError, ModelConfig};
 use super::safetensors::{Dtype, HeaderError, TensorInfo};
 use super::shards::{Shard, open_shards, read_optional};
+use super::synthetic::{self, Spread, SyntheticModel};
 use super::tensors::{self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, Prefix, is_skipped};
 
 /// An opened checkpoint whose text tower is complete.
@@ -23,19 +25,45 @@ pub struct Checkpoint {
     outer: OuterTensors<Place>,
     head: Option<Place>,
     layers: Vec<LayerTensors<Place>>,
-    tokenizer_json: Option<Cow<'static, [u8]>>,
+    tokenizer: TokenizerJson,
     chat_template: Option<String>,
 }
 
-/// One tensor's bytes.
-#[derive(Clone, Copy, Debug)]
+enum TokenizerJson {
+    None,
+    Bytes(Cow<'static, [u8]>),
+    /// Made when it is asked for: only a server needs it.
+    Synthetic,
+}
+
+/// One tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorView<'a> {
     /// Full name, as the file spells it.
     pub name: &'a str,
     /// Rows by depth, or one dimension; depth is contiguous.
     pub shape: &'a [usize],
+    pub content: Content<'a>,
+}
+
+/// Where a tensor's values come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Content<'a> {
     /// bf16, little endian, at any alignment.
-    pub bytes: &'a [u8],
+    Stored(&'a [u8]),
+    /// Made by a kernel from the tensor's name.
+    Synthetic(Spread),
+}
+
+impl TensorView<'_> {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes in bf16.
+    pub fn byte_count(&self) -> usize {
+        self.elements() * 2
+    }
 }
 
 /// Why a checkpoint is refused; `Display` names the file, and the tensor where there is one.
@@ -47,6 +75,8 @@ pub enum CheckpointError {
     FileTooLarge { path: PathBuf, bytes: u64, bytes_max: u64 },
     #[error("{}: {source}", folder.display())]
     Config { folder: PathBuf, source: Box<ConfigError> },
+    #[error("--synthetic {variant}: {source}")]
+    Synthetic { variant: &'static str, source: Box<ConfigError> },
     #[error("{}: {source}", path.display())]
     Header { path: PathBuf, source: Box<HeaderError> },
     #[error("{}: neither model.safetensors nor model.safetensors.index.json is there", folder.display())]
@@ -107,7 +137,8 @@ impl Checkpoint {
             .map_err(|source| CheckpointError::Config { folder: folder.to_owned(), source: source.into() })?;
         let shards = open_shards(folder)?;
         Ok(Checkpoint {
-            tokenizer_json: read("tokenizer.json", TOKENIZER_BYTES_MAX)?.map(Cow::Owned),
+            tokenizer: read("tokenizer.json", TOKENIZER_BYTES_MAX)?
+                .map_or(TokenizerJson::None, |bytes| TokenizerJson::Bytes(bytes.into())),
             chat_template: chat_template(template.as_deref(), tokenizer_config.as_deref()),
             ..Self::assemble(config, folder_name(folder), &folder.display().to_string(), shards)?
         })
@@ -120,7 +151,7 @@ impl Checkpoint {
             .map_err(|source| CheckpointError::Config { folder: path.clone(), source: source.into() })?;
         let shards = vec![Shard::from_static(path, files.weights)?];
         Ok(Checkpoint {
-            tokenizer_json: files.tokenizer.map(Cow::Borrowed),
+            tokenizer: files.tokenizer.map_or(TokenizerJson::None, |bytes| TokenizerJson::Bytes(bytes.into())),
             chat_template: chat_template(files.chat_template, files.tokenizer_config),
             ..Self::assemble(config, files.name.to_owned(), &format!("embedded {}", files.name), shards)?
         })
@@ -136,6 +167,19 @@ impl Checkpoint {
             tokenizer: Some(include_bytes!("../../models/random-tiny/tokenizer.json")),
             chat_template: None,
             weights: include_bytes!("../../models/random-tiny/model.safetensors"),
+        })
+    }
+
+    /// The shape of a published model with made-up values: no file is read, a kernel writes each tensor.
+    pub fn synthetic(model: &SyntheticModel) -> Result<Checkpoint, CheckpointError> {
+        let (config_json, generation_json) = model.files();
+        let config = ModelConfig::parse(&config_json, Some(&generation_json), None)
+            .map_err(|source| CheckpointError::Synthetic { variant: model.variant.name(), source: source.into() })?;
+        let shard = Shard::synthetic(PathBuf::from(model.to_string()), synthetic::tensor_infos(&config));
+        let name = model.to_string();
+        Ok(Checkpoint {
+            tokenizer: TokenizerJson::Synthetic,
+            ..Self::assemble(config, name.clone(), &name, vec![shard])?
         })
     }
 
@@ -161,7 +205,7 @@ impl Checkpoint {
 
     /// Bytes of every tensor that is loaded.
     pub fn weight_bytes(&self) -> u64 {
-        let bytes = |tensor: TensorView| tensor.bytes.len() as u64;
+        let bytes = |tensor: TensorView| tensor.byte_count() as u64;
         let layers: u64 = (0..self.config.layers.len())
             .map(|index| {
                 let mut sum = 0;
@@ -172,8 +216,12 @@ impl Checkpoint {
         layers + bytes(self.embed()) + bytes(self.norm()) + self.head().map_or(0, bytes)
     }
 
-    pub fn tokenizer_json(&self) -> Option<&[u8]> {
-        self.tokenizer_json.as_deref()
+    pub fn tokenizer_json(&self) -> Option<Cow<'_, [u8]>> {
+        match &self.tokenizer {
+            TokenizerJson::None => None,
+            TokenizerJson::Bytes(bytes) => Some(Cow::Borrowed(bytes)),
+            TokenizerJson::Synthetic => Some(Cow::Owned(synthetic::tokenizer_json(self.config.vocab))),
+        }
     }
 
     pub fn chat_template(&self) -> Option<&str> {
@@ -182,7 +230,7 @@ impl Checkpoint {
 
     fn view(&self, place: &Place) -> TensorView<'_> {
         let (shard, info) = place.of(&self.shards);
-        TensorView { name: &info.name, shape: &info.shape, bytes: &shard.bytes()[info.bytes.clone()] }
+        TensorView { name: &info.name, shape: &info.shape, content: shard.content(info) }
     }
 
     fn assemble(
@@ -200,7 +248,16 @@ impl Checkpoint {
             .collect::<Result<Vec<_>, _>>()?;
         let head = tower.take_head(&config)?;
         tower.refuse_rest(&config)?;
-        Ok(Checkpoint { config, name, shards, outer, head, layers, tokenizer_json: None, chat_template: None })
+        Ok(Checkpoint {
+            config,
+            name,
+            shards,
+            outer,
+            head,
+            layers,
+            tokenizer: TokenizerJson::None,
+            chat_template: None,
+        })
     }
 }
 

@@ -300,6 +300,25 @@ pub fn packed_bytes(rows: usize, depth: usize) -> u64 {
     product(&[rows.next_multiple_of(16), depth.next_multiple_of(16)]) * BF16
 }
 
+/// Bytes of weights a decode step reads: every packed matrix of the layers, the head, the norms and scalars.
+pub fn weight_bytes_a_step(config: &ModelConfig) -> u64 {
+    let mut bytes = packed_bytes(config.vocab, config.hidden) + config.hidden as u64 * BF16;
+    for index in 0..config.layers.len() {
+        tensors::layer(config, index).map(|tensor| {
+            bytes += match tensor.shape[..] {
+                [rows, depth] => packed_bytes(rows, depth),
+                _ => product(&tensor.shape) * BF16,
+            };
+        });
+    }
+    bytes
+}
+
+/// Bytes of one token's K and V over the layers of one kind.
+pub fn kv_bytes_a_token(config: &ModelConfig, kind: LayerKind) -> u64 {
+    config.layers_of(kind).map(|(_, layer)| 2 * product(&[layer.kv_heads, layer.head_dim]) * BF16).sum()
+}
+
 pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
     let (mut matrices, mut largest, mut vectors, mut count) = (0, 0, config.hidden as u64 * BF16, 0);
     for index in 0..config.layers.len() {

@@ -2,7 +2,8 @@
 //!
 //! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint
 //! holds; [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to
-//! its bytes. [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`]
+//! its bytes, or to the made-up ones of [`synthetic`]; [`source`]
+//! says which of them. [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`]
 //! over both, and [`plan`] says how large everything is.
 
 pub mod cache;
@@ -16,5 +17,7 @@ mod layers;
 pub mod plan;
 pub mod safetensors;
 mod shards;
+pub mod source;
+pub mod synthetic;
 pub mod tensors;
 pub mod weights;

@@ -9,11 +9,12 @@ use memmap2::Mmap;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use super::checkpoint::CheckpointError;
+use super::checkpoint::{CheckpointError, Content};
 use super::safetensors::{TensorInfo, read_header};
+use super::synthetic::Spread;
 use crate::device::mmap::map_read_only;
 
-/// One file of tensors whose header has been checked against its bytes.
+/// One file of tensors whose header has been checked against its bytes; or no file, and tensors that are made up.
 pub(super) struct Shard {
     pub path: PathBuf,
     pub tensors: Vec<TensorInfo>,
@@ -23,6 +24,7 @@ pub(super) struct Shard {
 enum Bytes {
     Mapped(Mmap),
     Static(&'static [u8]),
+    Synthetic,
 }
 
 impl Shard {
@@ -38,22 +40,32 @@ impl Shard {
     }
 
     fn new(path: PathBuf, bytes: Bytes) -> Result<Shard, CheckpointError> {
-        match read_header(bytes.get()) {
+        match read_header(bytes.get().unwrap_or_default()) {
             Ok(tensors) => Ok(Shard { path, tensors, bytes }),
             Err(source) => Err(CheckpointError::Header { path, source: Box::new(source) }),
         }
     }
 
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.get()
+    /// Tensors whose values are made on the device.
+    pub fn synthetic(path: PathBuf, tensors: Vec<TensorInfo>) -> Shard {
+        Shard { path, tensors, bytes: Bytes::Synthetic }
+    }
+
+    /// What fills one of its tensors.
+    pub fn content(&self, info: &TensorInfo) -> Content<'_> {
+        match self.bytes.get() {
+            Some(bytes) => Content::Stored(&bytes[info.bytes.clone()]),
+            None => Content::Synthetic(Spread::of(&info.shape)),
+        }
     }
 }
 
 impl Bytes {
-    fn get(&self) -> &[u8] {
+    fn get(&self) -> Option<&[u8]> {
         match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Static(bytes) => bytes,
+            Bytes::Mapped(map) => Some(map),
+            Bytes::Static(bytes) => Some(bytes),
+            Bytes::Synthetic => None,
         }
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! Matrices that share their input are one packed matrix (q | k | v, and gate | up): one product a step for each group.
 //! Bytes go from the memory map through two pinned staging buffers to a device staging buffer, and a kernel packs them
-//! from there, so the host never holds a weight twice.
+//! from there, so the host never holds a weight twice. Synthetic tensors are written in place by a kernel.
 
 use half::bf16;
 
-use super::checkpoint::{Checkpoint, TensorView};
+use super::checkpoint::{Checkpoint, Content, TensorView};
 use super::config::{LayerConfig, LayerKind, ModelConfig, RopeConfig};
 use super::footprint::{STAGING_BUFFERS, STAGING_BYTES_MAX};
 use super::kernels::{Gemm, Kernels};
@@ -119,13 +119,17 @@ fn embed_scale(config: &ModelConfig) -> u16 {
     bf16::from_f32((config.hidden as f32).sqrt()).to_bits()
 }
 
-/// Bytes of the largest matrix: the embedding, or an MLP matrix when the vocabulary is tiny.
+/// Bytes of the largest matrix that is uploaded: the embedding, or an MLP matrix when the vocabulary is tiny.
 fn largest_tensor(checkpoint: &Checkpoint) -> usize {
     let layers = (0..checkpoint.config.layers.len()).flat_map(|index| {
         let t = checkpoint.layer(index);
-        [t.q.bytes.len(), t.o.bytes.len(), t.gate.bytes.len()]
+        [t.q, t.o, t.gate]
     });
-    layers.chain([checkpoint.embed().bytes.len()]).max().unwrap_or(0)
+    let stored = |tensor: TensorView| match tensor.content {
+        Content::Stored(bytes) => bytes.len(),
+        Content::Synthetic(_) => 0,
+    };
+    layers.chain([checkpoint.embed()]).map(stored).max().unwrap_or(0)
 }
 
 fn load_layer(
@@ -219,19 +223,31 @@ impl<'a> Uploader<'a> {
         let slice = self.staging[turn].slice(0..bytes.len() / 2);
         self.stream.upload_pinned(slice, &self.pinned[turn], 0)?;
         self.copied[turn].record(self.stream)?;
-        self.uploaded_bytes += bytes.len();
-        (self.progress)(self.uploaded_bytes);
+        self.done(bytes.len());
         Ok(slice)
+    }
+
+    fn done(&mut self, bytes: usize) {
+        self.uploaded_bytes += bytes;
+        (self.progress)(self.uploaded_bytes);
     }
 
     /// A vector as it is.
     fn vector(&mut self, tensor: &TensorView) -> Result<DeviceBuffer<u16>, DriverError> {
-        let buffer = DeviceBuffer::new(self.context, tensor.bytes.len() / 2)?;
-        let mut done = 0;
-        for piece in tensor.bytes.chunks(self.piece_bytes(2)) {
-            let staged = self.stage(piece)?;
-            self.stream.copy(buffer.slice(done..done + piece.len() / 2), staged)?;
-            done += piece.len() / 2;
+        let buffer = DeviceBuffer::new(self.context, tensor.elements())?;
+        match tensor.content {
+            Content::Stored(bytes) => {
+                let mut done = 0;
+                for piece in bytes.chunks(self.piece_bytes(2)) {
+                    let staged = self.stage(piece)?;
+                    self.stream.copy(buffer.slice(done..done + piece.len() / 2), staged)?;
+                    done += piece.len() / 2;
+                }
+            }
+            Content::Synthetic(spread) => {
+                self.kernels.synthetic(self.stream, tensor.name, spread, buffer.all())?;
+                self.done(tensor.byte_count());
+            }
         }
         Ok(buffer)
     }
@@ -244,13 +260,25 @@ impl<'a> Uploader<'a> {
         let mut row = 0;
         for part in parts {
             assert!(row % 16 == 0 && part.shape[1] == k, "{}: stacked at row {row}", part.name);
-            for piece in part.bytes.chunks(self.piece_bytes(16 * k * 2)) {
-                let rows = piece.len() / 2 / k;
-                let staged = self.stage(piece)?;
+            let target = |row: usize, rows: usize| {
                 let first = Gemm::packed_len(row, k);
-                let target = packed.data.slice(first..first + Gemm::packed_len(rows, k));
-                self.kernels.pack(self.stream, staged, target, rows, k)?;
-                row += rows;
+                packed.data.slice(first..first + Gemm::packed_len(rows, k))
+            };
+            match part.content {
+                Content::Stored(bytes) => {
+                    for piece in bytes.chunks(self.piece_bytes(16 * k * 2)) {
+                        let rows = piece.len() / 2 / k;
+                        let staged = self.stage(piece)?;
+                        self.kernels.pack(self.stream, staged, target(row, rows), rows, k)?;
+                        row += rows;
+                    }
+                }
+                Content::Synthetic(spread) => {
+                    let rows = part.shape[0];
+                    self.kernels.synthetic_packed(self.stream, part.name, spread, target(row, rows), rows, k)?;
+                    self.done(part.byte_count());
+                    row += rows;
+                }
             }
         }
         Ok(packed)

@@ -527,6 +527,31 @@ const _: () = {
     ["Offset of field: G4PickParams::eos_count"][::std::mem::offset_of!(G4PickParams, eos_count) - 72usize];
     ["Offset of field: G4PickParams::eos_ids"][::std::mem::offset_of!(G4PickParams, eos_ids) - 76usize];
 };
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4SyntheticParams {
+    pub dst: *mut u16,
+    pub n: i64,
+    pub k: i32,
+    pub packed: i32,
+    pub key: u32,
+    pub center: i32,
+    pub bits: i32,
+    pub scale: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4SyntheticParams"][::std::mem::size_of::<G4SyntheticParams>() - 40usize];
+    ["Alignment of G4SyntheticParams"][::std::mem::align_of::<G4SyntheticParams>() - 8usize];
+    ["Offset of field: G4SyntheticParams::dst"][::std::mem::offset_of!(G4SyntheticParams, dst) - 0usize];
+    ["Offset of field: G4SyntheticParams::n"][::std::mem::offset_of!(G4SyntheticParams, n) - 8usize];
+    ["Offset of field: G4SyntheticParams::k"][::std::mem::offset_of!(G4SyntheticParams, k) - 16usize];
+    ["Offset of field: G4SyntheticParams::packed"][::std::mem::offset_of!(G4SyntheticParams, packed) - 20usize];
+    ["Offset of field: G4SyntheticParams::key"][::std::mem::offset_of!(G4SyntheticParams, key) - 24usize];
+    ["Offset of field: G4SyntheticParams::center"][::std::mem::offset_of!(G4SyntheticParams, center) - 28usize];
+    ["Offset of field: G4SyntheticParams::bits"][::std::mem::offset_of!(G4SyntheticParams, bits) - 32usize];
+    ["Offset of field: G4SyntheticParams::scale"][::std::mem::offset_of!(G4SyntheticParams, scale) - 36usize];
+};
 pub const G4_ID_g4_pack: G4KernelId = 0;
 pub const G4_ID_g4_rope_table: G4KernelId = 1;
 pub const G4_ID_g4_embed: G4KernelId = 2;
@@ -559,5 +584,6 @@ pub const G4_ID_g4_tail: G4KernelId = 28;
 pub const G4_ID_g4_scatter: G4KernelId = 29;
 pub const G4_ID_g4_argmax: G4KernelId = 30;
 pub const G4_ID_g4_pick: G4KernelId = 31;
-pub const G4_KERNEL_COUNT: G4KernelId = 32;
+pub const G4_ID_g4_synthetic: G4KernelId = 32;
+pub const G4_KERNEL_COUNT: G4KernelId = 33;
 pub type G4KernelId = ::std::os::raw::c_uint;

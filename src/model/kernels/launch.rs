@@ -4,6 +4,7 @@
 use super::Kernels;
 use super::bindings::*;
 use crate::device::{DeviceSlice, DriverError, Launch, Stream};
+use crate::model::synthetic::{self, Spread};
 
 type Result = std::result::Result<(), DriverError>;
 
@@ -195,6 +196,32 @@ impl Kernels {
         let blocks = (n.div_ceil(16) * k.div_ceil(16)).div_ceil(8);
         // SAFETY: lengths asserted above.
         unsafe { self.launch(s, G4_ID_g4_pack, grid(blocks, 1, 256, 0), &params) }
+    }
+
+    /// Made-up values of the tensor `name`, row-major.
+    pub fn synthetic(&self, s: &Stream, name: &str, spread: Spread, dst: DeviceSlice<u16>) -> Result {
+        self.launch_synthetic(s, synthetic_params(name, spread, dst, dst.len(), 1, false))
+    }
+
+    /// Made-up values of the tensor `name` `[n][k]`, in fragment order.
+    pub fn synthetic_packed(
+        &self,
+        s: &Stream,
+        name: &str,
+        spread: Spread,
+        dst: DeviceSlice<u16>,
+        n: usize,
+        k: usize,
+    ) -> Result {
+        assert!(dst.len() == Gemm::packed_len(n, k));
+        self.launch_synthetic(s, synthetic_params(name, spread, dst, n, k, true))
+    }
+
+    fn launch_synthetic(&self, s: &Stream, params: G4SyntheticParams) -> Result {
+        let (n, k) = (params.n as usize, params.k as usize);
+        let groups = if params.packed == 1 { Gemm::packed_len(n, k) / 8 } else { (n * k).div_ceil(8) };
+        // SAFETY: dst holds n * k elements, or the packed length of [n][k]: both makers of the struct see to it.
+        unsafe { self.launch(s, G4_ID_g4_synthetic, grid(groups.div_ceil(2048), 1, 256, 0), &params) }
     }
 
     /// cos and sin tables `[positions][pairs]`.
@@ -540,6 +567,27 @@ impl Kernels {
         assert!(params.rows as usize <= G4_ROWS_DECODE_MAX as usize);
         // SAFETY: the caller (the sampler) fills the struct from its own buffers, sized for the largest bucket.
         unsafe { self.launch(s, G4_ID_g4_pick, grid(1, 1, 128, 0), params) }
+    }
+}
+
+fn synthetic_params(
+    name: &str,
+    spread: Spread,
+    dst: DeviceSlice<u16>,
+    n: usize,
+    k: usize,
+    packed: bool,
+) -> G4SyntheticParams {
+    assert!(spread.bits >= 1 && spread.center.abs() + (1 << spread.bits) <= 256 && spread.exponent < 127);
+    G4SyntheticParams {
+        dst: dst.ptr(),
+        n: n as i64,
+        k: k as i32,
+        packed: packed.into(),
+        key: synthetic::key(name),
+        center: spread.center,
+        bits: spread.bits as i32,
+        scale: f32::from_bits((127 - spread.exponent) << 23),
     }
 }
 

@@ -85,6 +85,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_scatter",
     "g4_argmax",
     "g4_pick",
+    "g4_synthetic",
 ];
 
 /// Which compiled kernels to load.

@@ -160,6 +160,8 @@ impl Engine {
             Command::TokensPerStep(n) => self.tokens_per_step = n,
             Command::Stall(until) => drop(until.recv()),
             Command::Fail(failure) => {
+                // First of all: who hears a terminal must not find its request still running.
+                self.control.running.store(0, Ordering::Release);
                 for (ticket, _) in self.running.drain(..) {
                     ticket.finish(Terminal::Failed(failure.clone()));
                 }
