@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::BenchError;
 use super::report::{DecodeRound, PromptRound, Settings};
-use super::{BenchError, CollectError};
 use crate::device::{DeviceBuffer, DriverError, Event};
 use crate::engine::runner::{InFlight, PromptChunk, RowOwner, Runner};
 use crate::model::config::LayerKind;
-use crate::model::kernels::G4Slot;
+use crate::model::kernels::{G4Record, G4Slot};
 use crate::model::plan::Geometry;
 use crate::model::synthetic::Spread;
 use crate::request::RequestId;
@@ -126,10 +126,9 @@ impl Direct {
         self.generation += 1;
         self.roster += 1;
         let limit = context + self.warm_up_steps + self.steps + 1;
-        let first = self.token_ids(rows);
-        for slot in 0..rows {
+        for (slot, token) in self.token_ids(rows).into_iter().enumerate() {
             self.grant(slot, self.pages_a_row(context))?;
-            self.runner.set_slot(slot, G4Slot::unstoppable(context, first[slot], limit, self.generation))?;
+            self.runner.set_slot(slot, G4Slot::unstoppable(context, token, limit, self.generation))?;
         }
         let owners: Vec<RowOwner> =
             (0..rows).map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0) }).collect();
@@ -188,12 +187,12 @@ impl Direct {
         while in_flight.len() > stay {
             let Some(flight) = in_flight.pop_front() else { break };
             let mut status = None;
-            let check = |row, record: crate::model::kernels::G4Record| {
+            let check = |row, record: G4Record| {
                 if record.token < 0 && status.is_none() {
                     status = Some((row, record.token));
                 }
             };
-            self.runner.collect(&flight, check).map_err(CollectError::from)?;
+            self.runner.collect(&flight, check)?;
             if let Some((row, token)) = status {
                 return Err(BenchError::Status { what: what(), row, token });
             }
