@@ -192,7 +192,7 @@ def prompt(model, args, tokens, device):
 class Step:
     """One decode step over static tensors: token and position advance in place, so that a replay is the next step."""
 
-    def __init__(self, model, config, rows, context, length, device):
+    def __init__(self, model, config, mode, rows, context, length, device):
         self.model, self.config, self.context = model, config, context
         self.cache = StaticCache(config=config, max_cache_len=length)
         for index, layer in enumerate(self.cache.layers):
@@ -202,6 +202,8 @@ class Step:
             layer.lazy_initialization(*[states] * len(arguments))
             layer.keys.normal_()
             layer.values.normal_()
+            if mode == "graph" and config.layer_types[index] == "sliding_attention" and context >= WINDOW:
+                layer.update = full_window_update(layer)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.keys = torch.arange(length, device=device)
@@ -239,11 +241,25 @@ class Step:
         self.position.add_(1)
 
 
+def full_window_update(layer):
+    """transformers' update of a full window: the same roll, store and copy back, without the index tensor that it makes
+    on the host each time, which no capture allows (torch.compile makes it a constant)."""
+
+    def update(keys, values, *_, **__):
+        for cells, new in ((layer.keys, keys), (layer.values, values)):
+            rolled = cells.roll(-1, dims=-2)
+            rolled[:, :, -1:] = new
+            cells.copy_(rolled)
+        return layer.keys, layer.values
+
+    return update
+
+
 @torch.inference_mode()
 def decode(model, config, args, mode, rows, context, weights, report, device):
     length = context + WARM_UP_STEPS + args.steps + 1
     started = time.perf_counter()
-    step = Step(model, config, rows, context, length, device)
+    step = Step(model, config, mode, rows, context, length, device)
     compute = step.compute
     if mode == "compile":
         torch._dynamo.reset()

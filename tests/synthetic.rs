@@ -156,7 +156,7 @@ fn a_tensor_made_on_the_device_is_the_one_a_file_with_these_values_would_give() 
     let stream = Stream::new(&context).unwrap();
     let kernels = Kernels::load(&context, KernelImage::Shipped(kind)).unwrap();
     for (n, k) in [(48, 64), (33, 40), (16, 3840)] {
-        let (name, spread) = (format!("matrix {n} {k}"), Spread::of(&[n, k]));
+        let (name, spread) = (format!("matrix {n} {k}"), Spread::of("matrix", &[n, k]));
         let host: Vec<u16> = (0..n * k).map(|i| value(&name, spread, i)).collect();
         let source = DeviceBuffer::new(&context, n * k).unwrap();
         stream.upload(source.all(), &host).unwrap();
@@ -172,8 +172,8 @@ fn a_tensor_made_on_the_device_is_the_one_a_file_with_these_values_would_give() 
     }
     for len in [1, 8, 4099] {
         let made = DeviceBuffer::<u16>::new(&context, len).unwrap();
-        kernels.synthetic(&stream, "vector", Spread::of(&[len]), made.all()).unwrap();
-        let host: Vec<u16> = (0..len).map(|i| value("vector", Spread::of(&[len]), i)).collect();
+        kernels.synthetic(&stream, "vector", Spread::of("vector", &[len]), made.all()).unwrap();
+        let host: Vec<u16> = (0..len).map(|i| value("vector", Spread::of("vector", &[len]), i)).collect();
         assert_eq!(stream.download(made.all()).unwrap(), host);
     }
 }
@@ -183,7 +183,7 @@ fn every_tensor_is_synthetic_and_named_as_published() {
     let checkpoint = open(Variant::Dense12b, Some(2));
     let mut names = Vec::new();
     let mut take = |tensor: &TensorView| {
-        assert_eq!(tensor.content, Content::Synthetic(Spread::of(tensor.shape)));
+        assert_eq!(tensor.content, Content::Synthetic(Spread::of(tensor.name, tensor.shape)));
         names.push(tensor.name.to_owned());
     };
     take(&checkpoint.embed());

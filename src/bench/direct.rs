@@ -9,7 +9,7 @@ use super::report::{DecodeRound, PromptRound, Settings};
 use crate::device::{DeviceBuffer, DriverError, Event};
 use crate::engine::runner::{InFlight, PromptChunk, RowOwner, Runner};
 use crate::model::config::LayerKind;
-use crate::model::kernels::G4Slot;
+use crate::model::kernels::{G4Record, G4Slot};
 use crate::model::plan::Geometry;
 use crate::model::synthetic::Spread;
 use crate::request::RequestId;
@@ -126,8 +126,7 @@ impl Direct {
         self.generation += 1;
         self.roster += 1;
         let limit = context + self.warm_up_steps + self.steps + 1;
-        let first = self.token_ids(rows);
-        for (slot, &token) in first.iter().enumerate() {
+        for (slot, token) in self.token_ids(rows).into_iter().enumerate() {
             self.grant(slot, self.pages_a_row(context))?;
             self.runner.set_slot(slot, G4Slot::unstoppable(context, token, limit, self.generation))?;
         }
@@ -188,7 +187,7 @@ impl Direct {
         while in_flight.len() > stay {
             let Some(flight) = in_flight.pop_front() else { break };
             let mut status = None;
-            let check = |row, record: crate::model::kernels::G4Record| {
+            let check = |row, record: G4Record| {
                 if record.token < 0 && status.is_none() {
                     status = Some((row, record.token));
                 }

@@ -59,7 +59,7 @@ pub struct Settings {
 
 /// Median, least and largest of the rounds.
 #[derive(Clone, Copy, Default, Serialize)]
-pub struct Spread {
+pub struct Summary {
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -73,16 +73,16 @@ pub struct Copies {
     /// Device milliseconds of one copy, a value a round.
     pub rounds_ms: Vec<f64>,
     /// Read and written bytes a second.
-    pub bytes_per_second: Spread,
+    pub bytes_per_second: Summary,
 }
 
 #[derive(Serialize)]
 pub struct PromptPoint {
     pub tokens: usize,
     pub rounds: Vec<PromptRound>,
-    pub first_token_ms: Spread,
+    pub first_token_ms: Summary,
     /// Of the device's time.
-    pub tokens_per_second: Spread,
+    pub tokens_per_second: Summary,
 }
 
 #[derive(Serialize)]
@@ -102,8 +102,8 @@ pub struct DecodePoint {
     pub bytes: StepBytes,
     pub rounds: Vec<DecodeRound>,
     /// Mean device milliseconds of a round's steps.
-    pub step_ms: Spread,
-    pub wall_step_ms: Spread,
+    pub step_ms: Summary,
+    pub wall_step_ms: Summary,
     pub tokens_per_second: f64,
     /// Bytes that had to move over the median step time, and its share of the copy's bandwidth.
     pub bytes_per_second: f64,
@@ -136,8 +136,8 @@ pub struct SwitchPoint {
     pub rows: usize,
     pub rounds: Vec<EngineRound>,
     /// Device milliseconds a step, gaps included.
-    pub step_ms: Spread,
-    pub host_step_ms: Spread,
+    pub step_ms: Summary,
+    pub host_step_ms: Summary,
 }
 
 #[derive(Serialize)]
@@ -176,7 +176,7 @@ impl Device {
     }
 }
 
-impl Spread {
+impl Summary {
     fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
@@ -185,16 +185,16 @@ impl Spread {
                 let middle = sorted.len() / 2;
                 let even = sorted.len().is_multiple_of(2);
                 let median = if even { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] };
-                Spread { median, min, max }
+                Summary { median, min, max }
             }
-            _ => Spread::default(),
+            _ => Summary::default(),
         }
     }
 }
 
 impl PromptPoint {
     pub fn new(tokens: usize) -> Self {
-        let (first_token_ms, tokens_per_second) = (Spread::default(), Spread::default());
+        let (first_token_ms, tokens_per_second) = (Summary::default(), Summary::default());
         PromptPoint { tokens, rounds: Vec::new(), first_token_ms, tokens_per_second }
     }
 }
@@ -211,8 +211,8 @@ impl DecodePoint {
             left_out,
             bytes: StepBytes::of(direct.runner(), rows, keys),
             rounds: Vec::new(),
-            step_ms: Spread::default(),
-            wall_step_ms: Spread::default(),
+            step_ms: Summary::default(),
+            wall_step_ms: Summary::default(),
             tokens_per_second: 0.0,
             bytes_per_second: 0.0,
             share_of_copy: 0.0,
@@ -241,7 +241,7 @@ impl StepBytes {
 
 impl SwitchPoint {
     pub fn new(variant: &'static str, rows: usize) -> Self {
-        let (step_ms, host_step_ms) = (Spread::default(), Spread::default());
+        let (step_ms, host_step_ms) = (Summary::default(), Summary::default());
         SwitchPoint { variant, rows, rounds: Vec::new(), step_ms, host_step_ms }
     }
 }
@@ -255,22 +255,22 @@ impl Report {
     pub fn conclude(&mut self) {
         let steps = self.settings.steps as f64;
         let copied = 2.0 * self.copies.bytes as f64;
-        self.copies.bytes_per_second = Spread::of(self.copies.rounds_ms.iter().map(|ms| copied / ms * 1e3));
+        self.copies.bytes_per_second = Summary::of(self.copies.rounds_ms.iter().map(|ms| copied / ms * 1e3));
         for point in &mut self.prompt {
-            point.first_token_ms = Spread::of(point.rounds.iter().map(|r| r.first_token_seconds * 1e3));
+            point.first_token_ms = Summary::of(point.rounds.iter().map(|r| r.first_token_seconds * 1e3));
             let tokens = point.tokens as f64;
-            point.tokens_per_second = Spread::of(point.rounds.iter().map(|r| tokens / r.device_ms * 1e3));
+            point.tokens_per_second = Summary::of(point.rounds.iter().map(|r| tokens / r.device_ms * 1e3));
         }
         for point in self.decode.iter_mut().filter(|point| !point.rounds.is_empty()) {
-            point.step_ms = Spread::of(point.rounds.iter().map(|r| mean(&r.step_ms)));
-            point.wall_step_ms = Spread::of(point.rounds.iter().map(|r| r.wall_seconds * 1e3 / steps));
+            point.step_ms = Summary::of(point.rounds.iter().map(|r| mean(&r.step_ms)));
+            point.wall_step_ms = Summary::of(point.rounds.iter().map(|r| r.wall_seconds * 1e3 / steps));
             point.tokens_per_second = point.rows as f64 / point.wall_step_ms.median * 1e3;
             point.bytes_per_second = point.bytes.sum() as f64 / point.step_ms.median * 1e3;
             point.share_of_copy = point.bytes_per_second / self.copies.bytes_per_second.median;
         }
         for point in &mut self.switches {
-            point.step_ms = Spread::of(point.rounds.iter().map(|r| r.device_ms / steps));
-            point.host_step_ms = Spread::of(point.rounds.iter().map(|r| mean(&r.host_step_ms)));
+            point.step_ms = Summary::of(point.rounds.iter().map(|r| r.device_ms / steps));
+            point.host_step_ms = Summary::of(point.rounds.iter().map(|r| mean(&r.host_step_ms)));
         }
     }
 }
@@ -349,6 +349,6 @@ pub fn printed(report: &Report) -> String {
     text
 }
 
-fn ranged(spread: Spread) -> String {
-    format!("{:.3} ({:.3} to {:.3})", spread.median, spread.min, spread.max)
+fn ranged(summary: Summary) -> String {
+    format!("{:.3} ({:.3} to {:.3})", summary.median, summary.min, summary.max)
 }

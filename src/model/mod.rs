@@ -2,9 +2,9 @@
 //!
 //! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint
 //! holds; [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to
-//! its bytes, or to the made-up ones of [`synthetic`]; [`source`]
-//! says which of them. [`weights`] puts them on the device, [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`]
-//! over both, and [`plan`] says how large everything is.
+//! its bytes, or to the made-up ones of [`synthetic`]; [`source`] says which. [`weights`] puts them on the device,
+//! [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, and [`plan`] says how large everything
+//! is.
 
 pub mod cache;
 pub mod checkpoint;

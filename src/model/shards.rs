@@ -55,7 +55,7 @@ impl Shard {
     pub fn content(&self, info: &TensorInfo) -> Content<'_> {
         match self.bytes.get() {
             Some(bytes) => Content::Stored(&bytes[info.bytes.clone()]),
-            None => Content::Synthetic(Spread::of(&info.shape)),
+            None => Content::Synthetic(Spread::of(&info.name, &info.shape)),
         }
     }
 }

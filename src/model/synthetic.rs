@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::config::ModelConfig;
 use super::safetensors::{Dtype, TensorInfo};
-use super::tensors::{self, Expected, PREFIXES};
+use super::tensors::{self, EMBED, Expected, PREFIXES};
 
 /// The published models by their size (spec/gemma4.md, 1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -250,13 +250,15 @@ pub struct Spread {
 const ODD_DEVIATION: f64 = 73.9;
 
 impl Spread {
-    /// Matrices keep the scale of what passes through them (a deviation of about `depth^-1/2`); norm weights and
-    /// layer scalars are 113/128 to 143/128.
-    pub fn of(shape: &[usize]) -> Spread {
+    /// Matrices keep the scale of what passes through them (a deviation of about `depth^-1/2`), the embedding an
+    /// eighth of it: else the head would find the last token itself in the residual stream, and answers would repeat
+    /// one token. Norm weights and layer scalars are 113/128 to 143/128.
+    pub fn of(name: &str, shape: &[usize]) -> Spread {
         match *shape {
             [_, depth] => {
                 let exponent = (ODD_DEVIATION * (depth as f64).sqrt()).log2().round() as u32;
-                Spread { center: 0, bits: 7, exponent }
+                let quieter = if name.ends_with(EMBED) { 3 } else { 0 };
+                Spread { center: 0, bits: 7, exponent: exponent + quieter }
             }
             _ => Spread { center: 128, bits: 4, exponent: 7 },
         }
