@@ -6,11 +6,13 @@
 #   assumptions  what the kernels take for granted of the tensor cores (numerics, section 5)
 #   kernels      every kernel beside its plain reference, at odd and real shapes
 #   golden, same_bits, graphs   the gates of these names, on the reference checkpoints
+#   real_shapes  the 12B's shapes: prefill, decode by graphs and eager, and chunks give one set of bytes
 #   serve        the server: streams, eight requests at once, metrics, SIGTERM
 #   memcheck, racecheck   compute-sanitizer on the default model
-#   ab           the step switches, alternating rounds
-#   decode       decode and prompt benchmark
 #   kernel_bench each kernel at the shapes of the 12B and 31B, beside the copy bandwidth
+#   ab           the step switches on the 12B's shapes, alternating rounds
+#   decode       decode and prompt benchmark of the 12B's shapes
+#   torch        the same shapes in transformers, beside the figures of `decode` (where torch is)
 # --soft rehearses every stage on the software device, with smaller benchmarks and no compute-sanitizer.
 set -uo pipefail
 soft= out= only=
@@ -84,10 +86,45 @@ kernels() { # PROGRAM...
   [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
+# The logits of one list of token ids at the 12B's shapes, by every path: equal files.
+real_shapes() {
+  local layers=12 count=300 path name first= same=0
+  [ -z "$soft" ] || layers=2 count=4
+  export GEMMA4_SOFT_MEMORY_BYTES=4G
+  python3 -c "import json; print(json.dumps([2] + [(7919 * i + 13) % 262144 for i in range(1, $count)]))" \
+    > "$out/real_ids.json"
+  for path in prefill decode "decode --no-graphs" chunks:1 chunks:64; do
+    name=$out/real_$same.safetensors
+    # shellcheck disable=SC2086
+    "$server" score --device "$device" --synthetic 12b --synthetic-layers $layers --ids "$out/real_ids.json" \
+      --out "$name" --path $path || return
+    if [ -z "$first" ]; then
+      first=$name
+    else
+      cmp "$first" "$name" || { echo "FAIL $path differs from prefill"; return 1; }
+      rm "$name"
+    fi
+    same=$((same + 1))
+  done
+  rm "$first"
+  echo "numbers: $same paths, $count tokens, $layers layers of the 12B: one set of bytes"
+}
+
+# Flags that make a benchmark a rehearsal on the software device.
+shape=(--synthetic 12b)
+[ -z "$soft" ] || shape=(--rows 1,4 --switch-rows 1,4 --rounds 2 --steps 4)
+
+torch() {
+  python3 -c 'import torch, transformers' 2> /dev/null || { echo "numbers: no torch here"; return; }
+  local flags=(--synthetic 12b --rows 1,16 --contexts 1024)
+  [ -z "$soft" ] || { echo "numbers: transformers at these shapes is for a GPU"; return; }
+  python3 "$folder/bench_torch.py" "${flags[@]}" --json "$out/torch.json" --ours "$out/bench.json"
+}
+
 gate() { "$folder/bin/gate_$1" --device "$device" --root "$folder"; }
 
 # A stage runs below `timeout`, so functions are called through a shell of their own.
-export -f sanitizer kernels gate
+export -f sanitizer kernels gate real_shapes torch
 G4_TEST_FATBINS=$(printf ':%s' "$folder"/kernels/*.fatbin)
 export G4_TEST_FATBINS=${G4_TEST_FATBINS:1}
 export soft out device folder server
@@ -97,10 +134,14 @@ stage kernels 60 bash -c 'kernels $(ls "$folder"/kernels/*_test | grep -v /mma_t
 stage golden 30 bash -c 'gate golden'
 stage same_bits 60 bash -c 'gate same_bits'
 stage graphs 30 bash -c 'gate graphs'
+stage real_shapes 60 bash -c real_shapes
 stage serve 30 python3 "$folder/serve_check.py" "$server" "$kind" --device "$device"
 stage kernel_bench 50 "$folder/kernels/kernel_bench" $([ -n "$soft" ] && echo --rehearse) --seconds 40 \
   --json "$out/kernel_bench.json"
-stage decode 30 "$server" bench --device "$device" --json "$out/bench.json"
+stage ab 60 "$server" bench --device "$device" "${shape[@]}" --measure switches $([ -n "$soft" ] || echo --rounds 2) \
+  --json "$out/ab.json"
+stage decode 90 "$server" bench --device "$device" "${shape[@]}" --json "$out/bench.json"
+stage torch 60 bash -c torch
 stage memcheck 50 bash -c 'sanitizer memcheck'
 stage racecheck 50 bash -c 'sanitizer racecheck'
 
