@@ -2,8 +2,8 @@
 //! the host compiler), and one fatbin per kernel file (when nvcc is found). They are not linked into the binary: the
 //! objects are loaded at run time through `src/device/`, so a machine without a GPU and one with a GPU run one binary.
 //!
-//! One thing is linked in: two functions over the toolkit's header-only NVTX, where that header is found (in
-//! `$CUDA_HOME/include`); elsewhere profilers see no ranges.
+//! One thing is linked in: two functions over the toolkit's header-only NVTX, in a build with GPU kernels (or with
+//! `GEMMA4_NVTX=on`) that finds the header in `$CUDA_HOME/include`; elsewhere profilers see no ranges.
 //!
 //! nvcc is looked for in `$CUDA_HOME/bin`, then in `$PATH`. `GEMMA4_GPU_ARCHS` (comma-separated, default
 //! `80,90a,100,120`) names the architectures; `GEMMA4_NVCC=off` leaves the GPU kernels out.
@@ -31,6 +31,7 @@ fn main() {
     }
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     println!("cargo:rerun-if-env-changed=GEMMA4_NVCC");
+    println!("cargo:rerun-if-env-changed=GEMMA4_NVTX");
     println!("cargo:rerun-if-env-changed=GEMMA4_GPU_ARCHS");
     println!("cargo:rustc-check-cfg=cfg(gemma4_gpu_kernels)");
     println!("cargo:rustc-check-cfg=cfg(gemma4_nvtx)");
@@ -208,8 +209,12 @@ fn sanitizer_flags() -> &'static [&'static str] {
     }
 }
 
-/// The toolkit's folder of headers, where NVTX is among them.
+/// The toolkit's folder of headers, where NVTX is among them and profilers are of use.
 fn nvtx_include() -> Option<PathBuf> {
+    let is = |variable: &str, value: &str| env::var(variable).as_deref() == Ok(value);
+    if is("GEMMA4_NVCC", "off") && !is("GEMMA4_NVTX", "on") {
+        return None;
+    }
     let include = Path::new(&env::var_os("CUDA_HOME")?).join("include");
     include.join("nvtx3/nvToolsExt.h").is_file().then_some(include)
 }

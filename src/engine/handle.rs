@@ -65,7 +65,11 @@ pub struct Ticket {
 impl Ticket {
     /// Engine side: appends one token. Panics past `max_tokens`: the device's limit and the ring's are the same number.
     pub fn publish(&self, token: u32) {
-        let n = self.published.load(Ordering::Relaxed);
+        self.publish_at(self.published.load(Ordering::Relaxed), token);
+    }
+
+    /// As [`Ticket::publish`], for a caller that knows how many were published before.
+    pub(super) fn publish_at(&self, n: u32, token: u32) {
         self.tokens[n as usize].store(token, Ordering::Relaxed);
         self.published.store(n + 1, Ordering::Release);
     }
