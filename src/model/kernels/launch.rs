@@ -115,34 +115,72 @@ pub struct StepBegin {
 
 /// Blocks a direct GEMM wants at least before it keeps more rows a block, and has at most (csrc/kernels/gemm.cuh).
 const GEMM_BLOCKS_MIN: usize = 112;
+const GEMM_BLOCKS_MIN_ONE: usize = 132;
 const GEMM_BLOCKS_MAX: usize = 264;
 
+/// Fewer blocks of 128 weight rows than this: a staged GEMM keeps fewer rows a block.
+const GEMM_ROW_BLOCKS_MIN: usize = 200;
+/// Shared bytes of a block beyond which a device has room for the larger stage budgets.
+const SHARED_BYTES_LARGE: usize = 227 * 1024;
+
+/// Shared bytes a staged GEMM may have for its stages, where a block may have `shared_bytes_max`.
+fn gemm_stage_budget(shared_bytes_max: usize, token_tiles: usize, row_tiles: usize) -> usize {
+    match (shared_bytes_max >= SHARED_BYTES_LARGE, row_tiles) {
+        (false, _) => 96 * 1024,
+        (true, 8) if token_tiles < 16 => 112 * 1024,
+        (true, _) => 200 * 1024,
+    }
+}
+
+/// Shared bytes of a staged GEMM: of the stage counts its kernel can wait for, the most that fit the budget.
+fn gemm_staged_bytes(token_tiles: usize, row_tiles: usize, budget: usize) -> usize {
+    let stage = 2048 * row_tiles + 1280 * token_tiles;
+    let fits = |count: &usize| count * stage <= budget;
+    [10, 8, 6, 5, 4].into_iter().find(fits).unwrap_or(3) * stage
+}
+
 /// Grid and shared bytes of a small GEMM with `token_tiles` tiles of 8 tokens.
-fn gemm_geometry(token_tiles: usize, n: usize, slabs: usize) -> (usize, usize) {
+pub(super) fn gemm_geometry(token_tiles: usize, n: usize, slabs: usize, shared_bytes_max: usize) -> (usize, usize) {
     let tiles = n.div_ceil(16);
-    if token_tiles >= 8 {
-        return (tiles.div_ceil(8), 3840 * token_tiles);
+    if token_tiles >= 4 {
+        let rows = match (tiles.div_ceil(8) >= GEMM_ROW_BLOCKS_MIN, token_tiles) {
+            (true, _) => 8,
+            (false, 4) => 2,
+            (false, _) => 4,
+        };
+        let budget = gemm_stage_budget(shared_bytes_max, token_tiles, rows);
+        return (tiles.div_ceil(rows), gemm_staged_bytes(token_tiles, rows, budget));
     }
     let groups = |r: usize| tiles.div_ceil(r * 8 / slabs);
     let mut r = if token_tiles == 1 { 2 } else { 4 };
-    while r > 1 && groups(r) < GEMM_BLOCKS_MIN {
+    let least = if token_tiles == 1 { GEMM_BLOCKS_MIN_ONE } else { GEMM_BLOCKS_MIN };
+    while r > 1 && groups(r) < least {
         r /= 2;
     }
-    (groups(r).min(GEMM_BLOCKS_MAX), 4096 * r * token_tiles)
+    let blocks = match groups(r) {
+        all if all <= GEMM_BLOCKS_MAX => all,
+        all if all <= 2 * GEMM_BLOCKS_MAX => all.div_ceil(2),
+        _ => GEMM_BLOCKS_MAX,
+    };
+    (blocks, 4096 * r * token_tiles)
 }
 
 fn attention_shared_bytes(head_dim: usize, segment: usize) -> usize {
-    32 * head_dim + 98 * segment + 1280
+    32 * head_dim + 98 * segment + 50432
 }
 
-/// The most dynamic shared memory a kernel is launched with.
-pub(super) fn shared_bytes_max(name: &str) -> u32 {
+/// The most dynamic shared memory a kernel is launched with, where a block may have `device_max`.
+pub(super) fn shared_bytes_max(name: &str, device_max: u32) -> u32 {
+    let staged = |token_tiles, row_tiles| {
+        gemm_staged_bytes(token_tiles, row_tiles, gemm_stage_budget(device_max as usize, token_tiles, row_tiles))
+    };
     let bytes = match name {
         "g4_gemm_t1" | "g4_logits_t1" => 4096 * 2,
         "g4_gemm_t2" | "g4_logits_t2" => 4096 * 4 * 2,
-        "g4_gemm_t4" | "g4_logits_t4" => 4096 * 4 * 4,
-        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => 3840 * 8,
-        "g4_gemm_t16" | "g4_logits_t16" => 3840 * 16,
+        "g4_gemm_t4" | "g4_logits_t4" => staged(4, 8).max(staged(4, 2)),
+        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => staged(8, 8).max(staged(8, 4)),
+        // Not launched where it does not fit.
+        "g4_gemm_t16" | "g4_logits_t16" => staged(16, 8).max(staged(16, 4)).min(device_max as usize),
         _ if name.starts_with("g4_attn") => {
             let number =
                 |prefix: &str| name.split('_').find_map(|part| part.strip_prefix(prefix)?.parse().ok()).unwrap_or(0);
@@ -306,18 +344,25 @@ impl Kernels {
     /// `out = bf16(x W^T)` for any number of rows: the small kernel up to 128, the tiled one above; the same bits.
     pub fn gemm(&self, s: &Stream, w: Gemm, x: DeviceSlice<u16>, out: DeviceSlice<u16>, rows: usize) -> Result {
         assert!(out.len() >= rows * w.n);
+        let shared_max = self.shared_bytes_max;
         let params = gemm_params(w, x, out.ptr().cast(), rows, 0.0);
         let slabs = params.slabs as usize;
-        let (id, launch) = if rows > G4_ROWS_DECODE_MAX as usize {
+        let tiles = gemm_instance_tokens(rows) / 8;
+        let (id, launch) = if rows > self.gemm_rows_max() {
             let blocks = w.n.div_ceil(16).div_ceil(8) * rows.div_ceil(G4_GEMM_TILED_TOKENS as usize);
-            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, 30720))
+            let shared = gemm_staged_bytes(8, 8, gemm_stage_budget(shared_max, 8, 8));
+            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, shared))
         } else {
-            let tiles = gemm_instance_tokens(rows) / 8;
-            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs);
+            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs, shared_max);
             (G4_ID_g4_gemm_t1 + tiles.trailing_zeros(), grid(blocks, 1, G4_GEMM_THREADS, shared))
         };
         // SAFETY: lengths asserted here and in gemm_params.
         unsafe { self.launch(s, id, launch, &params) }
+    }
+
+    /// Rows of the largest small GEMM whose three stages fit a block's shared memory: 128, or 64 on small devices.
+    fn gemm_rows_max(&self) -> usize {
+        if self.shared_bytes_max >= gemm_staged_bytes(16, 8, 0) { G4_ROWS_DECODE_MAX as usize } else { 64 }
     }
 
     /// `out = softcap(x W^T)` in f32 for up to 128 rows.
@@ -331,9 +376,15 @@ impl Kernels {
         softcap: f32,
     ) -> Result {
         assert!(out.len() >= rows * w.n && rows <= G4_ROWS_DECODE_MAX as usize);
+        let half = self.gemm_rows_max();
+        if rows > half {
+            self.logits(s, w, x.slice(0..half * w.k), out.slice(0..half * w.n), half, softcap)?;
+            let (x, out) = (x.slice(half * w.k..rows * w.k), out.slice(half * w.n..rows * w.n));
+            return self.logits(s, w, x, out, rows - half, softcap);
+        }
         let params = gemm_params(w, x, out.ptr().cast(), rows, softcap);
         let tiles = gemm_instance_tokens(rows) / 8;
-        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize);
+        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize, self.shared_bytes_max);
         let launch = grid(blocks, 1, G4_GEMM_THREADS, shared);
         // SAFETY: lengths asserted here and in gemm_params.
         unsafe { self.launch(s, G4_ID_g4_logits_t1 + tiles.trailing_zeros(), launch, &params) }
@@ -379,11 +430,12 @@ impl Kernels {
         unsafe { self.launch(s, G4_ID_g4_kv_copy, launch, &params) }
     }
 
-    /// Attention of one query a row.
+    /// Attention of one query a row. Where segments grow with the context a kernel of its own folds them.
     pub fn attn_decode(&self, s: &Stream, a: &AttnDecode) -> Result {
         let hd = a.kv.head_dim as usize;
         assert!(a.q.len() >= a.rows * a.heads * hd && a.out.len() >= a.rows * a.heads * hd);
         assert!(a.item_begin.len() > a.rows && a.ticket.len() >= a.rows * a.kv.kv_heads as usize);
+        let fold_apart = a.window == 0;
         let params = G4AttnDecodeParams {
             q: a.q.ptr(),
             out: a.out.ptr(),
@@ -393,7 +445,7 @@ impl Kernels {
             kv: a.kv,
             part_o: a.part_o.ptr(),
             part_ml: a.part_ml.ptr(),
-            ticket: a.ticket.ptr(),
+            ticket: if fold_apart { std::ptr::null_mut() } else { a.ticket.ptr() },
             rows: a.rows as i32,
             heads: a.heads as i32,
             window: a.window as i32,
@@ -401,7 +453,12 @@ impl Kernels {
         let shared = attention_shared_bytes(hd, a.segment);
         let launch = grid(self.attention_blocks as usize, 1, G4_ATTN_THREADS, shared);
         // SAFETY: lengths asserted above; partials are sized for the segments admission counts.
-        unsafe { self.launch(s, attention_id(true, hd, a.segment), launch, &params) }
+        unsafe { self.launch(s, attention_id(true, hd, a.segment), launch, &params)? };
+        if fold_apart {
+            // SAFETY: as above; head dims are 256 or 512 (attention_id), four columns a thread.
+            unsafe { self.launch(s, G4_ID_g4_attn_fold, grid(a.rows, a.heads, 128, 0), &params)? };
+        }
+        Ok(())
     }
 
     /// Attention of a prompt chunk.

@@ -76,6 +76,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_attn_decode_h256_s32",
     "g4_attn_decode_h512_s256",
     "g4_attn_decode_h512_s32",
+    "g4_attn_fold",
     "g4_attn_prompt_h256_s128",
     "g4_attn_prompt_h256_s32",
     "g4_attn_prompt_h512_s256",
@@ -111,6 +112,8 @@ pub struct Kernels {
     functions: Vec<Function>,
     /// Blocks of an attention grid: multiprocessors times occupancy, read once, so that no graph depends on context.
     attention_blocks: u32,
+    /// Dynamic shared memory a block may have.
+    shared_bytes_max: usize,
 }
 
 impl Kernels {
@@ -130,10 +133,11 @@ impl Kernels {
                 }
             }
             let function = found.map_err(|source| KernelError::Missing { name, images: modules.len(), source })?;
-            function.allow_shared(launch::shared_bytes_max(name))?;
+            function.allow_shared(launch::shared_bytes_max(name, context.info().shared_bytes_max))?;
             functions.push(function);
         }
-        let mut kernels = Kernels { functions, attention_blocks: 1 };
+        let shared_bytes_max = context.info().shared_bytes_max as usize;
+        let mut kernels = Kernels { functions, attention_blocks: 1, shared_bytes_max };
         kernels.attention_blocks = context.info().multiprocessors * kernels.attention_occupancy()?;
         Ok(kernels)
     }
@@ -143,7 +147,7 @@ impl Kernels {
         let mut blocks = u32::MAX;
         for (name, function) in NAMES.iter().zip(&self.functions) {
             if name.starts_with("g4_attn_decode") {
-                let shared = launch::shared_bytes_max(name);
+                let shared = launch::shared_bytes_max(name, self.shared_bytes_max as u32);
                 blocks = blocks.min(function.blocks_per_multiprocessor(bindings::G4_ATTN_THREADS, shared)?);
             }
         }
@@ -192,6 +196,39 @@ mod tests {
         for (index, name) in NAMES.iter().enumerate() {
             let line = format!("pub const G4_ID_{name}: G4KernelId = {index};");
             assert!(text.contains(&line), "{line} is not in the bindings");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The table of csrc/tests/gemm_test.cpp: token tiles, n, S, then the grid, then shared bytes where a block may
+    /// have 227 KiB and where it may have 99.
+    #[test]
+    fn gemm_geometry_is_that_of_the_kernels() {
+        let table = [
+            (1, 3840, 8, 240, 4096, 4096),
+            (1, 9216, 8, 144, 8192, 8192),
+            (1, 30720, 8, 264, 8192, 8192),
+            (2, 8192, 8, 128, 32768, 32768),
+            (4, 3840, 8, 120, 92160, 92160),
+            (4, 30720, 8, 240, 107520, 86016),
+            (8, 3840, 8, 60, 184320, 92160),
+            (8, 30720, 8, 240, 106496, 79872),
+            (16, 3840, 8, 60, 172032, 86016),
+            (16, 262144, 8, 2048, 184320, 110592),
+        ];
+        for (token_tiles, n, slabs, blocks, large, small) in table {
+            assert_eq!(
+                super::launch::gemm_geometry(token_tiles, n, slabs, 232448),
+                (blocks, large),
+                "{token_tiles} {n}"
+            );
+            assert_eq!(
+                super::launch::gemm_geometry(token_tiles, n, slabs, 101376),
+                (blocks, small),
+                "{token_tiles} {n}"
+            );
         }
     }
 }
