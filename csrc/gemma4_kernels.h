@@ -193,7 +193,8 @@ typedef struct G4AttnDecodeParams {
   G4KvView kv;
   float* part_o;              // [items * kv_heads][heads / kv_heads][head_dim]
   float* part_ml;             // [items * kv_heads][heads / kv_heads][2]: m, l
-  uint32_t* ticket;           // [rows * kv_heads], zero between launches (the last arriver resets it)
+  uint32_t* ticket;           // [rows * kv_heads], zero between launches (the last arriver resets it); null: nobody
+                              // folds, g4_attn_decode_fold comes after with the same struct
   int32_t rows;
   int32_t heads;
   int32_t window;             // keys in (q - window, q]; 0: all keys up to q
@@ -327,6 +328,7 @@ typedef struct G4SyntheticParams {
   X(g4_attn_decode_h256_s32, G4AttnDecodeParams, G4_ATTN_THREADS)  \
   X(g4_attn_decode_h512_s256, G4AttnDecodeParams, G4_ATTN_THREADS) \
   X(g4_attn_decode_h512_s32, G4AttnDecodeParams, G4_ATTN_THREADS)  \
+  X(g4_attn_decode_fold, G4AttnDecodeParams, 128)                         \
   X(g4_attn_prompt_h256_s128, G4AttnPromptParams, G4_ATTN_THREADS) \
   X(g4_attn_prompt_h256_s32, G4AttnPromptParams, G4_ATTN_THREADS)  \
   X(g4_attn_prompt_h512_s256, G4AttnPromptParams, G4_ATTN_THREADS) \

@@ -15,8 +15,10 @@
 //
 // GPU: 8 warps. Scores: a warp takes key groups w, w+8, ..., two products a 16-byte load of K. Softmax: a warp takes
 // two rows. O: a warp takes hd/8 columns and walks the key groups, so no reduction across warps exists. Loads of K and
-// V go straight to registers, never through shared memory, by a rolling window of 8 loads a lane (8 warps: 32 KB in
-// flight a block); the first loads of V are issued before the softmax barrier. Key groups no row of the tile sees are
+// V pass through a ring in shared memory that each thread has for itself, 12 copies in flight (48 KB a block) and no
+// barrier; the first ones of V are issued before the softmax barrier. (Loads to registers share one scoreboard, and a
+// wait for one is a wait for all: with a rolling window of 8 registers an item of h512_s256 took 22 us on an H200, a
+// latency a load. About 10 are expected of the ring; it has not been timed.) Key groups no row of the tile sees are
 // skipped: their P is +0, and a product with a zero operand returns its accumulator bit for bit (numerics, section 5).
 // Host: the twin in attention_host.h.
 #ifndef G4_ATTENTION_H
@@ -125,9 +127,12 @@ G4_FN float merge(const Merge& g, float o, float os) { return g.keep ? o : g.tak
 
 // ---- Segment --------------------------------------------------------------------------------------------------------
 
+// 16-byte loads of K or V a thread has in flight: 48 KiB a block; with the rest at most 92 KB, which every GPU has.
+constexpr int kAttnRing = 12;
+
 // Dynamic shared memory of both kernels in bytes, what a launcher gives; 1280 is for scalars and decode's row table.
 template <int HD, int SEG>
-constexpr int kAttnSharedBytes = 32 * HD + 98 * SEG + 1280;
+constexpr int kAttnSharedBytes = 32 * HD + 98 * SEG + 1280 + kAttnRing * G4_ATTN_THREADS * 16;
 
 template <int HD, int SEG>
 struct AttnShared {
@@ -138,25 +143,9 @@ struct AttnShared {
   uint16_t p[16 * SEG];                         // A fragments, packed_offset(row, key)
   float m[16];
   KeyGroup groups[2][SEG / 16];                 // two: a slow warp still reads the last segment's
+  Vec16 ring[kAttnRing][G4_ATTN_THREADS];       // a thread's own loads on their way: no other reads them
 };
 #if G4_ATTN_BY_LANES
-
-// 16 bytes, or +0 where `live` is false: then the address is not touched. Read once a launch: kept out of L1.
-G4_FN Vec16 load16_or_zero(const void* p, bool live) {
-  Vec16 v;
-#if G4_GPU
-  asm volatile(
-      "{\n.reg .pred live;\nsetp.ne.u32 live, %5, 0;\n"
-      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-      "@live ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
-      : "=&r"(v.w[0]), "=&r"(v.w[1]), "=&r"(v.w[2]), "=&r"(v.w[3])
-      : "l"(p), "r"((uint32_t)live));
-#else
-  std::memset(&v, 0, sizeof v);
-  if (live) std::memcpy(&v, p, sizeof v);
-#endif
-  return v;
-}
 
 // Two neighbours by one store.
 G4_FN void store_pair(float* p, float a, float b) {
@@ -222,40 +211,51 @@ G4_FN int lane_column(int tid, int tile) { return tid / 32 * (HD / 8) + tile * 8
 template <int HD, int SEG>
 G4_FN void segment_scores(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, const KeyGroup* groups, int key0,
                           int group_begin, int group_end) {
-  constexpr int kSteps = HD / 32;  // 16-byte loads a key tile: two product steps each
-  constexpr int kAhead = 4;        // of two key tiles: 8 loads
+  constexpr int kSteps = HD / 32;       // 16-byte loads a key tile: two product steps each
+  constexpr int kAhead = kAttnRing / 2;  // steps in flight, of two key tiles
   const int tid = cta.tid(), lane = tid % 32;
-  for (int g = tid / 32; g < group_end; g += G4_ATTN_THREADS / 32) {
-    if (g < group_begin) continue;
-    const uint16_t* k = groups[g].k;
-    const uint16_t* at[2];
-    bool live[2];
-    G4_UNROLL
-    for (int j = 0; j < 2; j++) {
-      const int key = key0 + g * 16 + j * 8 + lane / 4;
-      live[j] = k != nullptr && key >= tile_key_begin(t) && key <= tile_key_last(t);
-      at[j] = k + (j * kSteps * 32 + lane) * 8;
-    }
-    Vec16 buf[kAhead][2];
-    G4_UNROLL
-    for (int c = 0; c < kAhead; c++)
+  int first = tid / 32;
+  if (first < group_begin) first += (group_begin - first + 7) / 8 * 8;
+
+  // The stream of this warp's steps, group after group.
+  int ask_g = first, ask_c = 0, ask_slot = 0, slot = 0;
+  const uint16_t* at[2] = {nullptr, nullptr};
+  bool live[2] = {false, false};
+  const auto ask = [&] {
+    if (ask_g < group_end) {
+      if (ask_c == 0) {
+        const uint16_t* k = groups[ask_g].k;
+        G4_UNROLL
+        for (int j = 0; j < 2; j++) {
+          const int key = key0 + ask_g * 16 + j * 8 + lane / 4;
+          live[j] = k != nullptr && key >= tile_key_begin(t) && key <= tile_key_last(t);
+          at[j] = live[j] ? k + (j * kSteps * 32 + lane) * 8 : t.kv->k;
+        }
+      }
       G4_UNROLL
-      for (int j = 0; j < 2; j++) buf[c][j] = load16_or_zero(at[j] + c * 256, live[j]);
+      for (int j = 0; j < 2; j++)
+        copy16_async(cta, &sh.ring[ask_slot * 2 + j][tid], live[j] ? at[j] + ask_c * 256 : at[j], live[j]);
+      if (++ask_c == kSteps) ask_c = 0, ask_g += G4_ATTN_THREADS / 32;
+    }
+    copy_async_commit(cta);
+    ask_slot = ask_slot + 1 == kAhead ? 0 : ask_slot + 1;
+  };
+  G4_UNROLL
+  for (int i = 0; i < kAhead; i++) ask();
+  for (int g = first; g < group_end; g += G4_ATTN_THREADS / 32) {
     float d[2][4] = {};
     G4_UNROLL
     for (int c = 0; c < kSteps; c++) {
+      copy_async_wait<kAhead - 1>(cta);
+      const Vec16 b[2] = {sh.ring[slot * 2][tid], sh.ring[slot * 2 + 1][tid]};
+      slot = slot + 1 == kAhead ? 0 : slot + 1;
       G4_UNROLL
       for (int half = 0; half < 2; half++) {
         const Vec16 a = load16(&sh.q[((c * 2 + half) * 32 + lane) * 8]);
         G4_UNROLL
-        for (int j = 0; j < 2; j++) {
-          const uint32_t* b = &buf[c % kAhead][j].w[2 * half];
-          mma_16x8x16(cta, d[j], a.w, b[0], b[1]);
-        }
+        for (int j = 0; j < 2; j++) mma_16x8x16(cta, d[j], a.w, b[j].w[2 * half], b[j].w[2 * half + 1]);
       }
-      if (c + kAhead < kSteps)
-        G4_UNROLL
-        for (int j = 0; j < 2; j++) buf[c % kAhead][j] = load16_or_zero(at[j] + (c + kAhead) * 256, live[j]);
+      ask();
     }
     G4_UNROLL
     for (int j = 0; j < 2; j++)
@@ -307,7 +307,7 @@ G4_FN void segment_softmax(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, 
 template <int HD, int SEG>
 G4_FN void segment(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, int index, int parity, LaneSums<HD>& sums) {
   constexpr int kBlocks = HD / 128;       // 16-column blocks a warp: one 16-byte load of V, two column tiles
-  constexpr int kAhead = 8 / kBlocks;     // key groups in flight: 8 loads
+  constexpr int kAhead = kAttnRing / kBlocks;  // key groups in flight
   const int tid = cta.tid(), lane = tid % 32, key0 = index * SEG;
   const int key_begin = tile_key_begin(t), key_last = tile_key_last(t);
   const int group_begin = (key_begin > key0 ? key_begin - key0 : 0) / 16;
@@ -319,17 +319,21 @@ G4_FN void segment(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, int inde
   G4_SYNC(cta);  // Q and groups are there
   segment_scores<HD, SEG>(cta, sh, t, groups, key0, group_begin, group_end);
 
-  Vec16 buf[kAhead][kBlocks];
-  const auto load_v = [&](int g, Vec16* to) {
-    const uint16_t* v = g < group_end ? groups[g].v : nullptr;
-    const int key = key0 + g * 16 + lane % 4 * 4;  // of the first of the four keys this lane holds
-    const bool live = v != nullptr && key + 3 >= key_begin && key <= key_last;
-    G4_UNROLL
-    for (int b = 0; b < kBlocks; b++)
-      to[b] = load16_or_zero(v + ((tid / 32 * kBlocks + b) * 32 + lane) * 8, live);
+  int slot = 0;
+  const auto ask = [&](int g, int to) {
+    if (g < group_end) {
+      const uint16_t* v = groups[g].v;
+      const int key = key0 + g * 16 + lane % 4 * 4;  // of the first of the four keys this lane holds
+      const bool live = v != nullptr && key + 3 >= key_begin && key <= key_last;
+      const uint16_t* at = live ? v + (tid / 32 * kBlocks * 32 + lane) * 8 : t.kv->v;
+      G4_UNROLL
+      for (int b = 0; b < kBlocks; b++)
+        copy16_async(cta, &sh.ring[to * kBlocks + b][tid], live ? at + b * 256 : at, live);
+    }
+    copy_async_commit(cta);
   };
   G4_UNROLL
-  for (int u = 0; u < kAhead; u++) load_v(group_begin + u, buf[u]);
+  for (int u = 0; u < kAhead; u++) ask(group_begin + u, u);
 
   G4_SYNC(cta);  // scores are there, and no warp reads the last segment's P and m any more
   segment_softmax<HD, SEG>(cta, sh, t, groups, key0);
@@ -340,34 +344,33 @@ G4_FN void segment(Cta cta, AttnShared<HD, SEG>& sh, const AttnTile& t, int inde
   for (int j = 0; j < sums.kTiles; j++)
     G4_UNROLL
     for (int e = 0; e < 4; e++) sums.o[j][e] = 0.0f;
-  for (int g0 = group_begin; g0 < group_end; g0 += kAhead) {
+  for (int g = group_begin; g < group_end; g++) {
+    copy_async_wait<kAhead - 1>(cta);
+    Vec16 b[kBlocks];
     G4_UNROLL
-    for (int u = 0; u < kAhead; u++) {
-      const int g = g0 + u;
-      if (g >= group_end) break;
-      Vec16* b = buf[u];
-      const int key = key0 + g * 16;
-      if (key < key_begin || key + 15 > key_last) {  // an edge: a lane's four keys may be seen in part
-        uint32_t mask[2] = {0, 0};
-        G4_UNROLL
-        for (int e = 0; e < 4; e++) {
-          const int at = key + lane % 4 * 4 + e;
-          if (at >= key_begin && at <= key_last) mask[e / 2] |= 0xffffu << (e % 2 * 16);
-        }
-        G4_UNROLL
-        for (int i = 0; i < kBlocks; i++)
-          G4_UNROLL
-          for (int w = 0; w < 4; w++) b[i].w[w] &= mask[w % 2];
-      }
-      const Vec16 a = load16(&sh.p[(g * 32 + lane) * 8]);
-      mma_16x8x16(cta, l, a.w, 0x3f803f80u, 0x3f803f80u);
+    for (int i = 0; i < kBlocks; i++) b[i] = sh.ring[slot * kBlocks + i][tid];
+    const int key = key0 + g * 16;
+    if (key < key_begin || key + 15 > key_last) {  // an edge: a lane's four keys may be seen in part
+      uint32_t mask[2] = {0, 0};
       G4_UNROLL
-      for (int i = 0; i < kBlocks; i++) {
-        mma_16x8x16(cta, sums.o[2 * i], a.w, b[i].w[0], b[i].w[1]);
-        mma_16x8x16(cta, sums.o[2 * i + 1], a.w, b[i].w[2], b[i].w[3]);
+      for (int e = 0; e < 4; e++) {
+        const int at = key + lane % 4 * 4 + e;
+        if (at >= key_begin && at <= key_last) mask[e / 2] |= 0xffffu << (e % 2 * 16);
       }
-      load_v(g + kAhead, b);
+      G4_UNROLL
+      for (int i = 0; i < kBlocks; i++)
+        G4_UNROLL
+        for (int w = 0; w < 4; w++) b[i].w[w] &= mask[w % 2];
     }
+    const Vec16 a = load16(&sh.p[(g * 32 + lane) * 8]);
+    mma_16x8x16(cta, l, a.w, 0x3f803f80u, 0x3f803f80u);
+    G4_UNROLL
+    for (int i = 0; i < kBlocks; i++) {
+      mma_16x8x16(cta, sums.o[2 * i], a.w, b[i].w[0], b[i].w[1]);
+      mma_16x8x16(cta, sums.o[2 * i + 1], a.w, b[i].w[2], b[i].w[3]);
+    }
+    ask(g + kAhead, slot);
+    slot = slot + 1 == kAhead ? 0 : slot + 1;
   }
   G4_UNROLL
   for (int half = 0; half < 2; half++) {

@@ -33,12 +33,30 @@ struct Cta {
 
 G4_FN void fence_device() { __threadfence(); }
 G4_FN uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
+
+// Dynamic shared memory of the launch.
+G4_FN int dynamic_shared_bytes(Cta) {
+  uint32_t bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return (int)bytes;
+}
+
+G4_FN void dependency_launch(Cta) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+G4_FN void dependency_wait(Cta) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 }  // namespace g4
 
-#define G4_KERNEL(name, Params, threads_max)                                              \
+#define G4_KERNEL_BODY(name, Params, enter, ...)                                          \
   static __device__ __forceinline__ void name##_body(g4::Cta cta, const Params& p);       \
-  extern "C" __global__ void __launch_bounds__(threads_max)                               \
-      name(const __grid_constant__ Params p) { name##_body(g4::Cta{}, p); }               \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                               \
+      name(const __grid_constant__ Params p) { enter(g4::Cta{}); name##_body(g4::Cta{}, p); } \
   static __device__ __forceinline__ void name##_body(g4::Cta cta, const Params& p)
 
 #define G4_SHARED(type, name)                                      \
@@ -74,13 +92,19 @@ struct Cta {
 static inline void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline uint32_t atomic_add(uint32_t* p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 
+static inline int dynamic_shared_bytes(Cta cta) { return (int)cta.self->shared_bytes; }
+
+static inline void dependency_launch(Cta cta) { cta.self->ops->dependency_launch(cta.self); }
+static inline void dependency_wait(Cta cta) { cta.self->ops->dependency_wait(cta.self); }
+
 // A named collective on the host: every thread of the scope passes its argument, the last to arrive runs `fn` once.
 #define G4_JOIN(cta, scope, arg, fn) (cta).self->ops->join((cta).self, scope, arg, fn, __FILE__, __LINE__)
 }  // namespace g4
 
-#define G4_KERNEL(name, Params, threads_max)                                                   \
+#define G4_KERNEL_BODY(name, Params, enter, ...)                                               \
   static void name##_body(g4::Cta cta, const Params& p);                                       \
   extern "C" void name(G4SoftThread* self, const void* params) {                               \
+    enter(g4::Cta{self});                                                                      \
     name##_body(g4::Cta{self}, *static_cast<const Params*>(params));                           \
   }                                                                                            \
   static void name##_body(g4::Cta cta, const Params& p)
@@ -93,6 +117,21 @@ static inline uint32_t atomic_add(uint32_t* p, uint32_t v) { return __atomic_fet
 #endif
 
 namespace g4 {
+
+// Dependent launch: a kernel's blocks may start while the kernel before it in the stream still runs. Until
+// dependency_wait returns nothing may be read that another kernel of the stream writes (weights may), and nothing may
+// be written. Every kernel waits, also one that needs nothing: else the kernel after it could pass the one before it.
+// The next kernel's blocks may start as soon as all blocks of this one have: they take what room is left and wait in
+// turn. A launch that is not dependent, and the runtime makes no other today, waits for nothing here.
+G4_FN void kernel_enter(Cta cta) {
+  dependency_launch(cta);
+  dependency_wait(cta);
+}
+
+// A kernel, and one that waits by itself, after it has asked for weights.
+#define G4_KERNEL(name, Params, threads_max) G4_KERNEL_BODY(name, Params, g4::kernel_enter, threads_max)
+#define G4_KERNEL_THAT_WAITS(name, Params, threads_max) \
+  G4_KERNEL_BODY(name, Params, g4::dependency_launch, threads_max)
 
 // 16 bytes moved by one instruction.
 struct alignas(16) Vec16 {

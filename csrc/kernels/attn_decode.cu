@@ -13,16 +13,19 @@
 // spread (row, segment, KV head) items over a grid that fills the machine: block b takes items b, b + grid, ... A KV
 // head's query heads are the 16 rows of the products' A operand, so K and V are loaded once for all of them, straight
 // into fragments.
-// The last block to finish a (row, KV head), known by an integer ticket, folds its partials in ascending order.
+// The last block to finish a (row, KV head), known by an integer ticket, folds its partials in ascending order; or,
+// with no ticket, g4_attn_decode_fold does, a block a (row, head): the global family's segments grow with the context.
 //
 // Launch: 256 threads; grid.x any number (bits do not depend on it), best = SM count times occupancy; rows <= 128.
-// Dynamic shared bytes = 32 HD + 98 SEG + 1280: h256_s128 22016, h256_s32 12608, h512_s256 42752, h512_s32 20800.
+// Dynamic shared bytes = 32 HD + 98 SEG + 50432: h256_s128 71168, h256_s32 61760, h512_s256 91904, h512_s32 69952.
 // Rows with slot -1, or without items, have no work: block b writes zeros to such rows b, b + grid, ...
 //
-// Versions, none of them timed on a GPU; nvcc 13.0, registers of h512_s256 at sm_90a:
-//   item in registers, fold of 8 with early exits   197, one block an SM
-//   item in shared memory, fold in whole batches     128 by launch bounds, two blocks an SM, no spills (kept)
-// Known cost: the fold of one (row, KV head) is one block's work, 4 MB of partials at 32k keys and 16 heads of 512.
+// Versions; nvcc 13.0, registers of h512_s256 at sm_90a; us on an H200, 12B global, 1 x 1024 / 1 x 32768 / 64 x 1024:
+//   item in registers, fold of 8 with early exits   197, one block an SM; not timed
+//   item in shared memory, fold in whole batches     128, two blocks an SM: 26.6 / 152 / 52
+//   K and V through a ring of copies, fold apart     120, not timed on a GPU. Predicted 16 / 35 / 45: an item 22 -> 10
+//                                                    us (attention.h), the fold of 4 MB from one block to sixteen
+// Known cost: one row has one block a segment and KV head, 4 of them at 1024 keys of the 12B's global layers.
 // Test: csrc/tests/attention_test.cpp
 #include "../common/attention.h"
 #include "../common/attention_host.h"
@@ -58,45 +61,57 @@ G4_FN void load_ml(const float* p, float& m, float& l) {
 #endif
 }
 
-// Partial sums of a (row, KV head), ascending; a thread owns four columns of one head and keeps eight loads in flight.
+// Four columns of one (row, head): its partial sums, ascending, kAhead of them in flight.
+template <int HD, int kAhead>
+G4_FN void fold_columns(const G4AttnDecodeParams& p, int row, int head, int d, int item_first, int count) {
+  const long long at = (long long)item_first * p.heads + head;  // of the first segment
+  const float *part_o = p.part_o + at * HD + d, *part_ml = p.part_ml + at * 2;
+  float m = kMinusInfinity, l = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const auto fold = [&](const Vec16& os, float ms, float ls) {
+    const Merge g = merge_of(m, l, ms, ls);
+    G4_UNROLL
+    for (int i = 0; i < 4; i++) o[i] = merge(g, o[i], f32_from_bits(os.w[i]));
+    l = merge(g, l, ls);
+    m = g.m;
+  };
+  const int step = p.heads;  // (item, head) pairs from one segment to the next
+  int s = 0;
+  for (; s + kAhead <= count; s += kAhead) {
+    Vec16 os[kAhead];
+    float ms[kAhead], ls[kAhead];
+    G4_UNROLL
+    for (int u = 0; u < kAhead; u++, part_o += (long long)step * HD, part_ml += step * 2) {
+      os[u] = load16_of_any_block(part_o);
+      load_ml(part_ml, ms[u], ls[u]);
+    }
+    G4_UNROLL
+    for (int u = 0; u < kAhead; u++) fold(os[u], ms[u], ls[u]);
+  }
+  for (; s < count; s++, part_o += (long long)step * HD, part_ml += step * 2) {
+    float ms, ls;
+    load_ml(part_ml, ms, ls);
+    fold(load16_of_any_block(part_o), ms, ls);
+  }
+  uint16_t* out = p.out + ((long long)row * p.heads + head) * HD + d;
+  G4_UNROLL
+  for (int i = 0; i < 4; i++) out[i] = f32_to_bf16(o[i] / l);
+}
+
+// By the last arriver: all heads of a (row, KV head).
 template <int HD>
 G4_FN void fold_partials(Cta cta, const G4AttnDecodeParams& p, int row, int kv_head, int item_first, int count) {
-  constexpr int kAhead = 8;
   const int group = p.heads / p.kv.kv_heads;
-  for (int e = cta.tid(); e < group * (HD / 4); e += cta.threads()) {
-    const int head = e / (HD / 4), d = e % (HD / 4) * 4;
-    const long long at = (long long)item_first * p.heads + kv_head * group + head;  // of the first segment
-    const float *part_o = p.part_o + at * HD + d, *part_ml = p.part_ml + at * 2;
-    float m = kMinusInfinity, l = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const auto fold = [&](const Vec16& os, float ms, float ls) {
-      const Merge g = merge_of(m, l, ms, ls);
-      G4_UNROLL
-      for (int i = 0; i < 4; i++) o[i] = merge(g, o[i], f32_from_bits(os.w[i]));
-      l = merge(g, l, ls);
-      m = g.m;
-    };
-    const int step = p.heads;  // (item, head) pairs from one segment to the next
-    int s = 0;
-    for (; s + kAhead <= count; s += kAhead) {
-      Vec16 os[kAhead];
-      float ms[kAhead], ls[kAhead];
-      G4_UNROLL
-      for (int u = 0; u < kAhead; u++, part_o += (long long)step * HD, part_ml += step * 2) {
-        os[u] = load16_of_any_block(part_o);
-        load_ml(part_ml, ms[u], ls[u]);
-      }
-      G4_UNROLL
-      for (int u = 0; u < kAhead; u++) fold(os[u], ms[u], ls[u]);
-    }
-    for (; s < count; s++, part_o += (long long)step * HD, part_ml += step * 2) {
-      float ms, ls;
-      load_ml(part_ml, ms, ls);
-      fold(load16_of_any_block(part_o), ms, ls);
-    }
-    uint16_t* out = p.out + ((long long)row * p.heads + kv_head * group + head) * HD + d;
-    G4_UNROLL
-    for (int i = 0; i < 4; i++) out[i] = f32_to_bf16(o[i] / l);
-  }
+  for (int e = cta.tid(); e < group * (HD / 4); e += cta.threads())
+    fold_columns<HD, 8>(p, row, kv_head * group + e / (HD / 4), e % (HD / 4) * 4, item_first, count);
+}
+
+// By a kernel of its own: a block a (row, head).
+template <int HD>
+G4_FN void attn_fold(Cta cta, const G4AttnDecodeParams& p) {
+  const int row = cta.block_x(), d = cta.tid() * 4;
+  const int first = p.item_begin[row], count = p.item_begin[row + 1] - first;
+  if (p.slot[row] < 0 || count <= 1 || d >= HD) return;  // zeros, or written by the only segment
+  fold_columns<HD, 16>(p, row, cta.block_y(), d, first, count);
 }
 
 // One item: a segment of a tile, and where its sums go. It stands in shared memory: in registers it would cost a
@@ -219,8 +234,8 @@ G4_FN void attn_decode(Cta cta, const G4AttnDecodeParams& p) {
 #else
       G4_JOIN(cta, G4_SCOPE_BLOCK, &item, (item_join<HD, SEG>));
 #endif
-      if (item.count > 1 && is_last_arriver(cta, p.ticket + (long long)item.row * kv_heads + item.tile.kv_head,
-                                            item.count, &sh->last_arriver))
+      const long long pair = (long long)item.row * kv_heads + item.tile.kv_head;
+      if (item.count > 1 && p.ticket && is_last_arriver(cta, p.ticket + pair, item.count, &sh->last_arriver))
         fold_partials<HD>(cta, p, item.row, item.tile.kv_head, item.item_first, item.count);
     }
     G4_SYNC(cta);  // the item is read until here
@@ -237,3 +252,9 @@ G4_ATTN_DECODE(256, 128)
 G4_ATTN_DECODE(256, 32)
 G4_ATTN_DECODE(512, 256)
 G4_ATTN_DECODE(512, 32)
+
+// Grid (rows, heads), 128 threads: four columns each.
+G4_KERNEL(g4_attn_decode_fold, G4AttnDecodeParams, 128) {
+  if (p.kv.head_dim == 512) g4::attn_fold<512>(cta, p);
+  else g4::attn_fold<256>(cta, p);
+}

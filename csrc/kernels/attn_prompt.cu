@@ -21,9 +21,11 @@
 // a NaN record either way. V is a normed row, finite unless the model's state already overflowed.
 //
 // Launch: 256 threads; grid (ceil(rows / (16 / group)), kv_heads).
-// Dynamic shared bytes = 32 HD + 98 SEG + 1280: h256_s128 22016, h256_s32 12608, h512_s256 42752, h512_s32 20800.
+// Dynamic shared bytes = 32 HD + 98 SEG + 50432: h256_s128 71168, h256_s32 61760, h512_s256 91904, h512_s32 69952.
 //
-// Versions: this is the first; not timed on a GPU.
+// Versions, 2048 tokens of the 12B on an H200, sliding / global:
+//   K and V to registers     308 us / 813 us, 84 TFLOP/s
+//   through a ring of copies not timed on a GPU; predicted half of that (attention.h says why)
 // Test: csrc/tests/attention_test.cpp
 #include "../common/attention.h"
 #include "../common/attention_host.h"

@@ -3,24 +3,36 @@
 //   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over
 //   the steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The total starts as chain_0, not as zero plus it.
 //
-// direct (1, 2 or 4 token tiles of 8): bound by the weight stream. A block is S slabs x 8/S row sets; a warp owns R row
+// direct (1 or 2 token tiles of 8): bound by the weight stream. A block is S slabs x 8/S row sets; a warp owns R row
 //   tiles of 16 and one slab. Weights go straight to registers, one 16-byte load a lane = one A fragment, D steps ahead
 //   of the products; activations (8 bytes a lane, from L1 or L2) ride in the same slots. A block walks row groups
 //   blockIdx.x, + gridDim.x, ... and loads the next group's first steps before it folds this one, so the stream has no
 //   gap. Slab sums meet in shared memory as raw fragments (16-byte accesses) and are added in ascending order.
-// staged (8 or 16 token tiles, and the prompt GEMM): bound by L1 and the tensor cores. A block is 128 rows x all its
-//   tokens, a warp 2 row tiles x half the token tiles; slabs run one after the other with totals in registers.
-//   Activations pass through shared memory by cp.async, three buffers of 64 depths; weights go to registers 4 steps
-//   ahead, through L1 because two warps read them.
+// staged (4, 8 or 16 token tiles, and the prompt GEMM): a block is RB row tiles x all its tokens; slabs run one after
+//   the other with totals in registers. Weights and activations pass through shared memory by cp.async, chunks of 64
+//   depths in as many stages as the launch gives bytes for. RB = 8: a warp 2 row tiles x half the token tiles; RB = 4
+//   or 2 for small n, where 128 rows a block would leave most of the machine idle: more L2 reads of x for more blocks.
+//
+//   Why not weights to registers, as it was and as direct does: ptxas gives every global load of a loop the same
+//   scoreboard, and a wait for one is a wait for all. With a refill after every step each step paid a whole latency:
+//   2.2 us a chunk of 4 on an H200 (t8 `down` 525 us, t4 69 us, against 28 of memory time), whatever the load.
 //
 // Launch, mirrored by the Rust launcher. 256 threads; T = token tiles of the instance; all integer arithmetic:
 //   tiles = ceil(n / 16)
-//   direct, T in {1, 2, 4}:
-//     R            = largest of 4 (2 when T = 1), 2, 1 with ceil(tiles / (R * 8 / S)) >= 112; 1 if none
-//     grid.x       = min(ceil(tiles / (R * 8 / S)), 264)          264 = 2 blocks on each of the 132 SMs of an H200
-//     shared bytes = 4096 * R * T                                 4 KiB .. 64 KiB
-//   staged, T in {8, 16}:   grid.x = ceil(tiles / 8),                       shared bytes = 3840 * T   (30720, 61440)
-//   g4_gemm_tiled:          grid.x = ceil(tiles / 8) * ceil(tokens / 64),   shared bytes = 30720
+//   direct, T in {1, 2}:
+//     R            = largest of 4 (2 when T = 1), 2, 1 with ceil(tiles / (R * 8 / S)) >= 112 (132 when T = 1), else 1
+//     groups       = ceil(tiles / (R * 8 / S)), turns = ceil(groups / 264)   264 = 2 blocks on each SM of an H200
+//     grid.x       = groups when turns = 1, ceil(groups / 2) when 2 (no block has two groups while others have one),
+//                    else 264
+//     shared bytes = 4096 * R * T                                 4 KiB .. 32 KiB
+//   staged, T in {4, 8, 16}:
+//     RB           = 8 if ceil(tiles / 8) >= 200, else 2 when T = 4, 4 when T = 8 or 16
+//     grid.x       = ceil(tiles / RB)
+//     stage        = 2048 * RB + 1280 * T bytes
+//     shared bytes = stage * (10, 8, 6, 5, 4 or 3: the most that fit the budget); the kernel reads the count off the
+//                    bytes it was given. Budget: 96 KiB anywhere; where a block may have 227 KiB, 112 KiB at RB = 8 and
+//                    T < 16 (two blocks an SM), else 200 KiB (one).
+//   g4_gemm_tiled:          T = 8, RB = 8, grid.x = ceil(tiles / 8) * ceil(tokens / 64)
 // Grids are one-dimensional. Above 48 KiB the function needs its dynamic shared memory attribute.
 #ifndef G4_GEMM_CUH
 #define G4_GEMM_CUH
@@ -36,16 +48,18 @@ namespace g4 {
 
 constexpr int kGemmWarps = G4_GEMM_THREADS / G4_WARP;
 constexpr int kGemmBlocksMin = 112;       // fewer row groups than this: fewer rows a block
+constexpr int kGemmBlocksMinOne = 132;    // the same at T = 1
 constexpr int kGemmBlocksMax = 264;       // more row groups than this: a block walks several
 constexpr int kGemmChunkSteps = 4;        // steps of one staged buffer (128 bytes a token)
-constexpr int kGemmStages = 3;
+constexpr int kGemmStageBudget = 96 * 1024;  // fits every device; a launcher that knows better gives more
+constexpr int kGemmRowBlocksMin = 200;    // fewer blocks of 128 rows than this: fewer rows a block
 constexpr int kGemmTokenBytes = 160;      // a token's row of a staged buffer: 128 + 32, so that 8-byte reads of four
                                           // tokens by a half-warp touch all 32 banks once
-constexpr int kGemmStagedRowTiles = 8;
+constexpr int kGemmTiledRowTiles = 8;
 constexpr int kGemmTileElements = G4_TILE_M * G4_TILE_K;
 
 static_assert(kGemmWarps == 8, "slabs (at most 8) times row sets fill the warps of a block");
-static_assert(kGemmStagedRowTiles * G4_TILE_M == G4_GEMM_TILED_ROWS, "a staged block is 4 warps of 2 row tiles");
+static_assert(kGemmTiledRowTiles * G4_TILE_M == G4_GEMM_TILED_ROWS, "4 warps of 2 row tiles");
 static_assert(G4_GEMM_TILED_TOKENS == 64 && G4_ROWS_DECODE_MAX == 16 * G4_TILE_N, "instances hold up to 128 tokens");
 static_assert(kGemmTokenBytes % 16 == 0 && kGemmTokenBytes % 128 == 32, "16-byte copies, conflict-free 8-byte reads");
 static_assert(kGemmChunkSteps * G4_TILE_K * 2 == 128, "eight 16-byte pieces a token and buffer");
@@ -62,28 +76,57 @@ G4_FN int gemm_groups(int n, int row_tiles, int slabs) {
 // R of a direct instance.
 G4_FN int gemm_row_tiles(int token_tiles, int n, int slabs) {
   int r = token_tiles == 1 ? 2 : 4;
-  while (r > 1 && gemm_groups(n, r, slabs) < kGemmBlocksMin) r /= 2;
+  const int least = token_tiles == 1 ? kGemmBlocksMinOne : kGemmBlocksMin;
+  while (r > 1 && gemm_groups(n, r, slabs) < least) r /= 2;
   return r;
 }
 
-G4_FN int gemm_grid(int token_tiles, int n, int slabs) {
-  if (token_tiles >= 8) return (gemm_tiles(n) + kGemmStagedRowTiles - 1) / kGemmStagedRowTiles;
-  const int groups = gemm_groups(n, gemm_row_tiles(token_tiles, n, slabs), slabs);
-  return groups < kGemmBlocksMax ? groups : kGemmBlocksMax;
+// RB of a staged instance.
+G4_FN int gemm_staged_row_tiles(int token_tiles, int n) {
+  if ((gemm_tiles(n) + kGemmTiledRowTiles - 1) / kGemmTiledRowTiles >= kGemmRowBlocksMin) return kGemmTiledRowTiles;
+  return token_tiles == 4 ? 2 : 4;
 }
 
-G4_FN int gemm_shared_bytes(int token_tiles, int n, int slabs) {
-  if (token_tiles >= 8) return kGemmStages * token_tiles * G4_TILE_N * kGemmTokenBytes;
+G4_FN int gemm_grid(int token_tiles, int n, int slabs) {
+  if (token_tiles >= 4) {
+    const int rows = gemm_staged_row_tiles(token_tiles, n);
+    return (gemm_tiles(n) + rows - 1) / rows;
+  }
+  const int groups = gemm_groups(n, gemm_row_tiles(token_tiles, n, slabs), slabs);
+  return groups <= kGemmBlocksMax ? groups : groups <= 2 * kGemmBlocksMax ? (groups + 1) / 2 : kGemmBlocksMax;
+}
+
+template <int TT, int RB>
+constexpr int gemm_stage_bytes = RB * kGemmChunkSteps * kGemmTileElements * 2 + TT * G4_TILE_N * kGemmTokenBytes;
+
+// Stages that fit: of the counts the body can wait for, the largest.
+G4_FN int gemm_stage_count(int bytes, int stage_bytes) {
+  const int fit = bytes / stage_bytes;
+  return fit >= 10 ? 10 : fit >= 8 ? 8 : fit > 6 ? 6 : fit;
+}
+G4_FN int gemm_staged_bytes(int token_tiles, int row_tiles, int budget) {
+  const int stage = row_tiles * kGemmChunkSteps * kGemmTileElements * 2 + token_tiles * G4_TILE_N * kGemmTokenBytes;
+  const int count = gemm_stage_count(budget, stage);
+  return stage * (count < 3 ? 3 : count);
+}
+
+G4_FN int gemm_shared_bytes(int token_tiles, int n, int slabs, int budget = kGemmStageBudget) {
+  if (token_tiles >= 4) return gemm_staged_bytes(token_tiles, gemm_staged_row_tiles(token_tiles, n), budget);
   return kGemmWarps * G4_WARP * 16 * gemm_row_tiles(token_tiles, n, slabs) * token_tiles;
 }
 
 G4_FN int gemm_tiled_token_blocks(int tokens) { return (tokens + G4_GEMM_TILED_TOKENS - 1) / G4_GEMM_TILED_TOKENS; }
-G4_FN int gemm_tiled_grid(int tokens, int n) { return gemm_grid(8, n, 1) * gemm_tiled_token_blocks(tokens); }
+G4_FN int gemm_tiled_grid(int tokens, int n) {
+  return (gemm_tiles(n) + kGemmTiledRowTiles - 1) / kGemmTiledRowTiles * gemm_tiled_token_blocks(tokens);
+}
+G4_FN int gemm_tiled_shared_bytes(int budget = kGemmStageBudget) {
+  return gemm_staged_bytes(8, kGemmTiledRowTiles, budget);
+}
 
 // Launch bounds: two blocks an SM (128 registers) where accumulators leave room.
 #define G4_GEMM_BOUNDS_1 G4_GEMM_THREADS, 2
 #define G4_GEMM_BOUNDS_2 G4_GEMM_THREADS, 2
-#define G4_GEMM_BOUNDS_4 G4_GEMM_THREADS
+#define G4_GEMM_BOUNDS_4 G4_GEMM_THREADS, 2
 #define G4_GEMM_BOUNDS_8 G4_GEMM_THREADS, 2
 #define G4_GEMM_BOUNDS_16 G4_GEMM_THREADS
 
@@ -156,12 +199,18 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
       x[t] = p.x + (long long)(t * G4_TILE_N + lane / 4) * p.x_stride + slab * per * G4_TILE_K + (lane & 3) * 4;
   };
   // Slot i: step j = j0 + i of the slab, where j0 is the step the pointers stand at.
-  auto load = [&](GemmSlot<T, R>& slot, int i, int j) {
+  auto load_weights = [&](GemmSlot<T, R>& slot, int i) {
     G4_UNROLL
     for (int r = 0; r < R; r++) slot.w[r] = load16_streaming(w[r] + i * kGemmTileElements);
+  };
+  auto load_x = [&](GemmSlot<T, R>& slot, int i, int j) {
     G4_UNROLL
     for (int t = 0; t < T; t++)  // tokens and depths past the end are +0
       load8_ordered_if(slot.b[t], x[t] + i * G4_TILE_K, t * G4_TILE_N + lane / 4 < p.tokens && j < deep);
+  };
+  auto load = [&](GemmSlot<T, R>& slot, int i, int j) {
+    load_weights(slot, i);
+    load_x(slot, i, j);
   };
 
   GemmSlot<T, R> slots[D];
@@ -170,7 +219,11 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
   point(group);
   G4_UNROLL
   for (int i = 0; i < D; i++)
-    if (i < per) load(slots[i], i, i);
+    if (i < per) load_weights(slots[i], i);
+  dependency_wait(cta);  // the weights of the first steps are on their way while the kernel before this one ends
+  G4_UNROLL
+  for (int i = 0; i < D; i++)
+    if (i < per) load_x(slots[i], i, i);
 
   for (; group < groups; group += cta.grid_x()) {
     const int next = group + (int)cta.grid_x();
@@ -226,85 +279,105 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
 
 // ---- staged ---------------------------------------------------------------------------------------------------------
 
-// Rows [row_block * 128, + 128), tokens [token0, token0 + TT * 8).
-template <int TT, class Out>
+// Rows [row_block * 16 RB, + 16 RB), tokens [token0, token0 + TT * 8).
+template <int TT, int RB, class Out>
 G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0) {
-  constexpr int R = 2, TW = TT / 2, C = kGemmChunkSteps, kBuffer = TT * G4_TILE_N * kGemmTokenBytes;
-  static_assert(TT % 2 == 0 && R * TW <= 16, "accumulators and totals stay within 128 registers");
-  G4_SHARED(uint8_t, staged);  // [stage][token][160 bytes]
+  constexpr int WR = RB == 2 ? 2 : 4, WT = kGemmWarps / WR, R = RB / WR, TW = TT / WT, C = kGemmChunkSteps;
+  constexpr int kWeights = RB * C * kGemmTileElements * 2, kStage = kWeights + TT * G4_TILE_N * kGemmTokenBytes;
+  static_assert(TT % WT == 0 && R * TW <= 16, "accumulators and totals stay within 128 registers");
+  static_assert(kStage == gemm_stage_bytes<TT, RB>, "what the launcher counts with");
+  G4_SHARED(uint8_t, staged);  // [stage]: weights [row tile][step][lane][16 bytes], then x [token][160 bytes]
 
-  const int lane = cta.lane(), token_tile0 = (cta.warp() / 4) * TW;
+  const int tid = cta.tid(), lane = cta.lane();
+  const int row_tile0 = cta.warp() % WR * R, token_tile0 = cta.warp() / WR * TW;  // of this warp, inside the block
   const int steps = depth_steps(p.k), per = steps / p.slabs, tiles = gemm_tiles(p.n), chunks = (steps + C - 1) / C;
-  const int tile = row_block * kGemmStagedRowTiles + (cta.warp() & 3) * R;
-  const uint16_t* w = p.weight + (long long)tile * steps * kGemmTileElements + lane * 8;
+  const int stages = gemm_stage_count(dynamic_shared_bytes(cta), kStage);
 
-  auto stage = [&](int chunk) {  // tokens past the end and depths past k become +0
-    uint8_t* buffer = staged + chunk % kGemmStages * kBuffer;
-    for (int piece = cta.tid(); piece < TT * G4_TILE_N * 8; piece += G4_GEMM_THREADS) {
-      const int token = piece >> 3, depth = chunk * C * G4_TILE_K + (piece & 7) * 8;
+  // A thread's pieces of a chunk, 16 bytes each: weights of one lane and step, x of 8 depths. What lies past the last
+  // row tile, step, token or depth becomes +0, and a product with zeros returns its accumulator.
+  const int step_of = tid / G4_WARP % C;
+  const uint16_t* w[(RB * C * G4_WARP) / G4_GEMM_THREADS];
+  bool w_inside[(RB * C * G4_WARP) / G4_GEMM_THREADS];
+  G4_UNROLL
+  for (int i = 0; i < RB * C * G4_WARP / G4_GEMM_THREADS; i++) {
+    const int tile = row_block * RB + (tid + i * G4_GEMM_THREADS) / (C * G4_WARP);
+    w_inside[i] = tile < tiles;
+    w[i] = w_inside[i] ? p.weight + ((long long)tile * steps + step_of) * kGemmTileElements + lane * 8 : p.weight;
+  }
+  const auto stage = [&](uint8_t* buffer, int chunk) {
+    G4_UNROLL
+    for (int i = 0; i < RB * C * G4_WARP / G4_GEMM_THREADS; i++) {
+      const bool inside = w_inside[i] && chunk * C + step_of < steps;
+      const uint16_t* src = inside ? w[i] + (long long)chunk * C * kGemmTileElements : p.weight;
+      copy16_async(cta, buffer + (tid + i * G4_GEMM_THREADS) * 16, src, inside);
+    }
+    G4_UNROLL
+    for (int i = 0; i < TT * G4_TILE_N * 8 / G4_GEMM_THREADS; i++) {
+      const int piece = tid + i * G4_GEMM_THREADS, token = piece >> 3, depth = chunk * C * G4_TILE_K + (piece & 7) * 8;
       const bool inside = token0 + token < p.tokens && depth < p.k;
       const uint16_t* src = inside ? p.x + (long long)(token0 + token) * p.x_stride + depth : p.x;
-      copy16_async(cta, buffer + token * kGemmTokenBytes + (piece & 7) * 16, src, inside);
+      copy16_async(cta, buffer + kWeights + token * kGemmTokenBytes + (piece & 7) * 16, src, inside);
     }
   };
-  auto load = [&](Vec16 slot[R], int step) {
-    G4_UNROLL
-    for (int r = 0; r < R; r++) {
-      slot[r] = Vec16{{0, 0, 0, 0}};
-      if (tile + r < tiles) slot[r] = load16_ordered(w + ((long long)r * steps + step) * kGemmTileElements);
+  const auto wait_for_oldest = [&] {  // all but the youngest stages - 2 groups have landed
+    switch (stages) {
+      case 3: return copy_async_wait<1>(cta);
+      case 4: return copy_async_wait<2>(cta);
+      case 5: return copy_async_wait<3>(cta);
+      case 6: return copy_async_wait<4>(cta);
+      case 8: return copy_async_wait<6>(cta);
+      default: return copy_async_wait<8>(cta);
     }
   };
 
-  Vec16 slots[C][R];
-  G4_UNROLL
-  for (int i = 0; i < C; i++)
-    if (i < steps) load(slots[i], i);
-  G4_UNROLL
-  for (int c = 0; c < kGemmStages - 1; c++) {
-    if (c < chunks) stage(c);
+  for (int c = 0; c < stages - 1; c++) {
+    if (c < chunks) stage(staged + c * kStage, c);
     copy_async_commit(cta);
   }
-
   float acc[R][TW][4] = {}, total[R][TW][4];
-  int slab_end = per;
+  int slab_end = per, at = 0, free = stages - 1;  // buffers of this chunk and of the one to be asked for
   for (int c = 0; c < chunks; c++) {
-    copy_async_wait<kGemmStages - 2>(cta);
+    wait_for_oldest();
     G4_SYNC(cta);  // chunk c has landed for all, and all have left the buffer that the next copies fill
-    if (c + kGemmStages - 1 < chunks) stage(c + kGemmStages - 1);
+    if (c + stages - 1 < chunks) stage(staged + free * kStage, c + stages - 1);
     copy_async_commit(cta);
-    const uint8_t* b = staged + c % kGemmStages * kBuffer + (lane / 4) * kGemmTokenBytes + (lane & 3) * 8;
+    const uint8_t* buffer = staged + at * kStage;
+    at = at + 1 == stages ? 0 : at + 1, free = free + 1 == stages ? 0 : free + 1;
     G4_UNROLL
     for (int i = 0; i < C; i++) {
-      const int step = c * C + i;
-      if (step < steps) {
+      Vec16 a[R];
+      GemmPair b[TW];
+      G4_UNROLL
+      for (int r = 0; r < R; r++) a[r] = load16(buffer + (((row_tile0 + r) * C + i) * G4_WARP + lane) * 16);
+      G4_UNROLL
+      for (int t = 0; t < TW; t++)
+        b[t] = *reinterpret_cast<const GemmPair*>(
+            buffer + kWeights + ((token_tile0 + t) * G4_TILE_N + lane / 4) * kGemmTokenBytes + (lane & 3) * 8 + i * 32);
+      G4_UNROLL
+      for (int t = 0; t < TW; t++)
         G4_UNROLL
-        for (int t = 0; t < TW; t++) {
-          const GemmPair x =
-              *reinterpret_cast<const GemmPair*>(b + (token_tile0 + t) * G4_TILE_N * kGemmTokenBytes + i * 32);
+        for (int r = 0; r < R; r++) mma_16x8x16(cta, acc[r][t], a[r].w, b[t].v[0], b[t].v[1]);
+      if (c * C + i + 1 == slab_end) {
+        G4_UNROLL
+        for (int r = 0; r < R; r++)
           G4_UNROLL
-          for (int r = 0; r < R; r++) mma_16x8x16(cta, acc[r][t], slots[i][r].w, x.v[0], x.v[1]);
-        }
-        if (step + C < steps) load(slots[i], step + C);
-        if (step + 1 == slab_end) {
-          G4_UNROLL
-          for (int r = 0; r < R; r++)
+          for (int t = 0; t < TW; t++)
             G4_UNROLL
-            for (int t = 0; t < TW; t++)
-              G4_UNROLL
-              for (int e = 0; e < 4; e++) {
-                total[r][t][e] = slab_end == per ? acc[r][t][e] : total[r][t][e] + acc[r][t][e];
-                acc[r][t][e] = 0.0f;
-              }
-          slab_end += per;
-        }
+            for (int e = 0; e < 4; e++) {
+              total[r][t][e] = slab_end == per ? acc[r][t][e] : total[r][t][e] + acc[r][t][e];
+              acc[r][t][e] = 0.0f;
+            }
+        slab_end += per;
       }
     }
   }
+  copy_async_wait<0>(cta);
   G4_UNROLL
   for (int r = 0; r < R; r++)
     G4_UNROLL
     for (int t = 0; t < TW; t++)
-      gemm_put_fragment<Out>(p, tile + r, token0 / G4_TILE_N + token_tile0 + t, lane, total[r][t]);
+      gemm_put_fragment<Out>(p, row_block * RB + row_tile0 + r, token0 / G4_TILE_N + token_tile0 + t, lane,
+                             total[r][t]);
 }
 
 }  // namespace g4
@@ -320,11 +393,15 @@ namespace g4 {
 template <int T, class Out>
 G4_FN void gemm_instance(Cta cta, const G4GemmParams& p) {
 #if !G4_GPU
-  gemm_check(cta, p, T * G4_TILE_N, gemm_shared_bytes(T, p.n, p.slabs));
+  gemm_check(cta, p, T * G4_TILE_N, gemm_shared_bytes(T, p.n, p.slabs, 0));
 #endif
 #if G4_GPU || defined(G4_GEMM_BODIES)
-  if constexpr (T >= 8) {
-    gemm_staged<T, Out>(cta, p, cta.block_x(), 0);
+  if constexpr (T >= 4) {
+    dependency_wait(cta);
+    if (gemm_staged_row_tiles(T, p.n) == kGemmTiledRowTiles)
+      gemm_staged<T, kGemmTiledRowTiles, Out>(cta, p, cta.block_x(), 0);
+    else
+      gemm_staged<T, T == 4 ? 2 : 4, Out>(cta, p, cta.block_x(), 0);
   } else {
     switch (gemm_row_tiles(T, p.n, p.slabs)) {
       case 4:
@@ -335,15 +412,16 @@ G4_FN void gemm_instance(Cta cta, const G4GemmParams& p) {
     }
   }
 #else
+  dependency_wait(cta);
   GemmHostTask task;
   task.params = &p;
   task.token_begin = 0;
   task.token_end = p.tokens;
-  if (T >= 8) {
+  if (T >= 4) {
     task.group_begin = cta.block_x();
     task.group_end = task.group_begin + 1;
     task.group_stride = 1;
-    task.group_tiles = kGemmStagedRowTiles;
+    task.group_tiles = gemm_staged_row_tiles(T, p.n);
   } else {
     const int row_tiles = gemm_row_tiles(T, p.n, p.slabs);
     task.group_begin = cta.block_x();

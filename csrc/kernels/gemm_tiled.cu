@@ -4,9 +4,11 @@
 //          b % token_blocks, so that blocks running at one time share weight rows: the weights, larger than L2, are
 //          read once, and x, which fits L2, many times.
 // Moves    from memory 2 n k + 2 tokens k + 2 tokens n bytes; from L2 to the SMs 2 k (128 + 64) bytes a block.
-// Fast by  reuse in registers: 32 rows x 32 tokens a warp are 8 products for 2 weight loads and 4 shared-memory reads.
-//          x is copied by cp.async two chunks of 64 depths ahead. Body: gemm_staged in gemm.cuh.
-// Tried    nothing has been timed on a GPU. mma.sync only: whether wgmma gives the same bits is open (numerics, 5).
+// Fast by  reuse in registers: 32 rows x 32 tokens a warp are 8 products for 6 shared-memory reads. Weights and x are
+//          copied by cp.async, stages of 64 depths ahead. Body: gemm_staged in gemm.cuh.
+// Tried    weights to registers: 125 TFLOP/s at 512 tokens, 145 at 2048 (gate_up of the 12B, H200); a latency a step.
+//          Staged weights: not timed; 300 expected. wgmma gives the bits of mma.sync (mma_test, H200) and would give
+//          about 600: a candidate that has never run stands in csrc/tests/gemm_wgmma.cuh.
 // Test     csrc/tests/gemm_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"
 
@@ -16,13 +18,13 @@ G4_KERNEL(g4_gemm_tiled, G4GemmParams, G4_GEMM_BOUNDS_8) {
   const int row_block = cta.block_x() / token_blocks;
   const int token0 = cta.block_x() % token_blocks * G4_GEMM_TILED_TOKENS;
 #if !G4_GPU
-  gemm_check(cta, p, INT32_MAX, gemm_shared_bytes(8, p.n, p.slabs));
+  gemm_check(cta, p, INT32_MAX, gemm_tiled_shared_bytes(0));
 #endif
 #if G4_GPU || defined(G4_GEMM_BODIES)
-  gemm_staged<8, GemmOutBf16>(cta, p, row_block, token0);
+  gemm_staged<8, kGemmTiledRowTiles, GemmOutBf16>(cta, p, row_block, token0);
 #else
   const int token_end = token0 + G4_GEMM_TILED_TOKENS;
-  GemmHostTask task = {&p, row_block, row_block + 1, 1, kGemmStagedRowTiles, token0,
+  GemmHostTask task = {&p, row_block, row_block + 1, 1, kGemmTiledRowTiles, token0,
                        token_end < p.tokens ? token_end : p.tokens};
   G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<GemmOutBf16>);
 #endif

@@ -20,7 +20,7 @@ const Kernels kKernels[] = {
     {512, 32, g4_attn_decode_h512_s32, g4_attn_prompt_h512_s32},
     {512, 256, g4_attn_decode_h512_s256, g4_attn_prompt_h512_s256},
 };
-uint32_t shared_bytes(const Kernels& k) { return 32 * k.hd + 98 * k.seg + 1280; }
+uint32_t shared_bytes(const Kernels& k) { return 32 * k.hd + 98 * k.seg + 50432; }
 
 int first_key(int pos, int window) { return window ? std::max(0, pos - window + 1) : 0; }
 
@@ -121,6 +121,7 @@ struct Step {
   const Kernels* kernels;
   int heads, window, grid = 3;
   uint64_t seed = 0;
+  bool fold_apart = false;
 
   // q, result [rows][heads][hd].
   std::vector<uint16_t> run(const Cache& cache, const std::vector<Row>& rows, const std::vector<uint16_t>& q) const {
@@ -139,8 +140,10 @@ struct Step {
     Buffer<uint32_t> ticket(std::vector<uint32_t>(n * kv_heads, 0));
     G4AttnDecodeParams p{dq.ptr(),     out.ptr(),    dposition.ptr(), dslot.ptr(), dbegin.ptr(), cache.view,
                          part_o.ptr(), part_ml.ptr(), ticket.ptr(),    n,           heads,        window};
+    if (fold_apart) p.ticket = nullptr;
     launch(kernels->decode, "attn_decode", &p, Dim{(uint32_t)grid, 1, 1}, G4_ATTN_THREADS, shared_bytes(*kernels),
            seed);
+    if (fold_apart) launch(g4_attn_decode_fold, "g4_attn_decode_fold", &p, Dim{(uint32_t)n, (uint32_t)heads, 1}, 128, 0, seed);
     for (uint32_t t : ticket.download()) G4_CHECK(t == 0, "a ticket was left at %u", t);
     return out.download();
   }
@@ -287,6 +290,24 @@ G4_TEST(grid_size_thread_order_row_order_and_neighbours_do_not_matter) {
       want.insert(want.end(), &out[r * width], &out[r * width] + width);
     }
     G4_CHECK((Step{&k, heads, window}.run(b.cache, rows, q)) == want, "reversed rows");
+  }
+}
+
+G4_TEST(a_fold_of_its_own_has_the_bits_of_the_last_arrivers) {
+  for (const Kernels& k : kKernels) {
+    Random random(550 + k.seg + k.hd);
+    const int heads = 4, kv_heads = 2, window = k.hd == 256 ? 2 * k.seg + 40 : 0;
+    const int pages = pages_for(std::max(4 * k.seg, 700), 16);
+    Batch b({3 * k.seg + 1, 0, k.seg, 20 * 32 + 5, 7}, pages, 16, heads, kv_heads, k.hd, window, random);
+    b.rows.push_back(Row{-1, 77, nullptr});
+    const auto q = random_q(b.rows.size() * heads * k.hd, k.hd, random);
+    const auto want = Step{&k, heads, window}.run(b.cache, b.rows, q);
+    for (size_t at = 0; at < (b.rows.size() - 1) * heads; at++) {  // 21 segments at s32: past a batch of either fold
+      const Row& row = b.rows[at / heads];
+      check_row("fold", want, at, &q[at * k.hd], *row.sequence, (int)(at % heads) / 2, row.position, window, k.seg);
+    }
+    for (uint64_t seed : {0, 5})
+      G4_CHECK((Step{&k, heads, window, 3, seed, true}.run(b.cache, b.rows, q)) == want, "h%d s%d", k.hd, k.seg);
   }
 }
 

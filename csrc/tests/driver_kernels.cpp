@@ -86,10 +86,10 @@ G4_KERNEL(test_shared, FillParams, 64) {
 }
 
 // A dependent launch: reads before the wait, writes after it.
-G4_KERNEL(test_early, EarlyParams, 32) {
+G4_KERNEL_THAT_WAITS(test_early, EarlyParams, 32) {
   const int32_t early = *p.input;
   if (p.store_early) p.out[cta.block_x()] = early;
-  cta.self->ops->dependency_wait(cta.self);
+  g4::dependency_wait(cta);
   const int32_t late = *p.input;
   p.out[cta.block_x()] = early * 1000 + late;
 }

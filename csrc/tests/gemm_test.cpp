@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "../kernels/gemm.cuh"
+#include "gemm_wgmma.cuh"
 #include "reference.h"
 
 using namespace g4test;
@@ -51,6 +51,17 @@ const Instance kInstances[] = {{1, &g4_gemm_t1, &g4_logits_t1},
                                {4, &g4_gemm_t4, &g4_logits_t4},
                                {8, &g4_gemm_t8, &g4_logits_t8},
                                {16, &g4_gemm_t16, &g4_logits_t16}};
+// Instances of the wgmma body that have no name in the library.
+struct Candidate {
+  int token_tiles;
+  G4SoftKernelFn kernel;
+  const char* name;
+  uint32_t shared;
+};
+const Candidate kCandidates[] = {{2, &test_gemm_w2, "test_gemm_w2", g4::WgmmaShape<2>::kShared},
+                                 {4, &test_gemm_w4, "test_gemm_w4", g4::WgmmaShape<4>::kShared},
+                                 {8, &test_gemm_w8, "test_gemm_w8", g4::WgmmaShape<8>::kShared},
+                                 {16, &test_gemm_w16, "test_gemm_w16", g4::WgmmaShape<16>::kShared}};
 enum Kind { kGemm, kLogits };
 const int kTiled = 0;  // token_tiles of the prompt GEMM
 
@@ -132,6 +143,9 @@ struct Run {
   Kind kind = kGemm;
   float softcap = 0;
   uint64_t seed = 0;
+  int budget = g4::kGemmStageBudget;  // of the stages
+  int clusters = 0;    // of a candidate: blocks, or clusters of S blocks when `split`
+  bool split = false;
   int x_gap = 8, out_gap = 3;  // elements between rows: NaN before the product, untouched poison after it
 };
 
@@ -158,15 +172,21 @@ std::vector<uint32_t> product(int token_tiles, const Weights& w, const Bf16s& x,
   p.out_stride = out_stride;
   p.slabs = slabs;
   p.softcap = run.softcap;
-  if (token_tiles == kTiled) {
+  if (run.clusters) {
+    const uint32_t cluster = run.split ? slabs : 1;
+    p.softcap = run.split;
+    const Candidate* c = kCandidates;
+    while (c->token_tiles != token_tiles) c++;
+    launch(c->kernel, c->name, &p, {run.clusters * cluster}, G4_GEMM_THREADS, c->shared, 0, cluster);
+  } else if (token_tiles == kTiled) {
     launch(&g4_gemm_tiled, "g4_gemm_tiled", &p, {(uint32_t)g4::gemm_tiled_grid(tokens, w.n)}, G4_GEMM_THREADS,
-           g4::gemm_shared_bytes(8, w.n, slabs), run.seed);
+           g4::gemm_tiled_shared_bytes(run.budget), run.seed);
   } else {
     const Instance* i = kInstances;
     while (i->token_tiles != token_tiles) i++;
     const uint32_t grid = g4::gemm_grid(token_tiles, w.n, slabs);
     launch(run.kind == kGemm ? i->gemm : i->logits, "small GEMM", &p, {grid}, G4_GEMM_THREADS,
-           g4::gemm_shared_bytes(token_tiles, w.n, slabs), run.seed);
+           g4::gemm_shared_bytes(token_tiles, w.n, slabs, run.budget), run.seed);
   }
   std::vector<uint32_t> all(outs), out;
   const std::vector<uint16_t> low = bf16.download();
@@ -273,6 +293,50 @@ G4_TEST(gemm_every_instance_that_holds_the_tokens_gives_the_same_bits) {
         want.check(product(i.token_tiles, w, some), "gemm", i.token_tiles);
         want_logits.check(product(i.token_tiles, w, some, logits), "logits", i.token_tiles);
       }
+  }
+}
+
+G4_TEST(gemm_wgmma_has_the_bits_of_the_small_instances) {
+  if (!on_gpu() || std::getenv("G4_TEST_AS_GPU")) throw Skip{"an instruction of Hopper GPUs (sm_90a)"};
+  Random r(21);
+  for (int k : {24, 352, 704, 1408, 3840})  // S = 1, 2, 4, 8; the last two have slabs of 11 and 30 steps
+    for (int n : {40, 257, 1000}) {
+      const Weights w(n, k, quick_bf16(r, (size_t)n * k));
+      const Bf16s x = quick_bf16(r, (size_t)300 * k);
+      for (int tokens : {3, 16, 30, 64, 100, 128, 300}) {
+        const Bf16s some = first_tokens(x, tokens, k);
+        const std::vector<uint32_t> want = product(tokens <= 128 ? smallest(tokens) : kTiled, w, some);
+        for (const Candidate& c : kCandidates)
+          for (int clusters : {1, 2, 5}) {
+            Run run;
+            run.clusters = clusters;
+            if (tokens > 128 && c.token_tiles < 8) continue;
+            same(product(c.token_tiles, w, some, run), want, w, "wgmma", c.token_tiles);
+            run.split = true;
+            same(product(c.token_tiles, w, some, run), want, w, "wgmma, split", c.token_tiles);
+          }
+      }
+    }
+}
+
+// The counts a launcher may give bytes for, in the middle of slabs and at their ends.
+G4_TEST(gemm_the_number_of_stages_does_not_matter) {
+  Random r(22);
+  for (int k : {24, 352, 1408}) {
+    const Weights w(300, k, quick_bf16(r, (size_t)300 * k));
+    const Bf16s x = quick_bf16(r, (size_t)100 * k);
+    for (int tokens : {20, 40, 100}) {
+      const Bf16s some = first_tokens(x, tokens, k);
+      const std::vector<uint32_t> want = product(smallest(tokens), w, some);
+      for (int budget : {40 << 10, 72 << 10, 100 << 10, 128 << 10, 150 << 10, 220 << 10}) {
+        Run run;
+        run.budget = budget;
+        for (const Instance& i : kInstances)
+          if (i.token_tiles >= 4 && tokens <= i.token_tiles * 8)
+            same(product(i.token_tiles, w, some, run), want, w, "stages", i.token_tiles);
+        same(product(kTiled, w, some, run), want, w, "stages", kTiled);
+      }
+    }
   }
 }
 
@@ -429,7 +493,7 @@ G4_TEST(gemm_the_order_of_threads_does_not_matter) {
     same(product(2, w, x, run), want, w, "seeded", 2);
     same(product(kTiled, w, x, run), want, w, "seeded", kTiled);
   }
-  const Weights tall(8480, 1408, quick_bf16(r, (size_t)8480 * 1408));  // 265 row groups on 264 blocks: one walks two
+  const Weights tall(8480, 1408, quick_bf16(r, (size_t)8480 * 1408));  // 265 row groups on 133 blocks: they walk two
   const Bf16s token = quick_bf16(r, 1408);
   Run run;
   run.seed = 4;
@@ -470,17 +534,44 @@ G4_TEST(gemm_grids_cover_every_row_once) {
     for (int slabs : {1, 2, 4, 8})
       for (int n : {1, 16, 257, 1536, 3840, 9216, 30720, 262144}) {
         const int grid = g4::gemm_grid(tiles, n, slabs), shared = g4::gemm_shared_bytes(tiles, n, slabs);
-        G4_CHECK(grid >= 1 && shared <= 65536, "grid %d, %d shared bytes", grid, shared);
-        if (tiles >= 8) {
-          G4_CHECK(grid * 128 >= n && (grid - 1) * 128 < n, "t%d, n %d: grid %d", tiles, n, grid);
+        G4_CHECK(grid >= 1 && shared <= (tiles == 16 ? 112 : 96) * 1024, "grid %d, %d shared bytes", grid, shared);
+        if (tiles >= 4) {
+          const int rows = 16 * g4::gemm_staged_row_tiles(tiles, n);
+          G4_CHECK(grid * rows >= n && (grid - 1) * rows < n, "t%d, n %d: grid %d", tiles, n, grid);
+          G4_CHECK(rows < 128 || grid >= 200, "t%d, n %d: %d blocks of %d rows", tiles, n, grid, rows);
+          for (int budget : {49152, 98304, 114688, 204800}) {
+            const int bytes = g4::gemm_shared_bytes(tiles, n, slabs, budget), stage = rows * 128 + tiles * 1280;
+            const int stages = g4::gemm_stage_count(bytes, stage);
+            G4_CHECK(stages * stage == bytes && stages >= 3 && stages <= 10 && stages != 7 && stages != 9,
+                     "t%d, n %d, budget %d: %d stages of %d in %d", tiles, n, budget, stages, stage, bytes);
+            G4_CHECK(bytes <= budget || stages == 3, "t%d, n %d: %d bytes of %d", tiles, n, bytes, budget);
+          }
           continue;
         }
         const int row_tiles = g4::gemm_row_tiles(tiles, n, slabs), rows = g4::gemm_group_tiles(row_tiles, slabs) * 16;
         const int groups = g4::gemm_groups(n, row_tiles, slabs);
         G4_CHECK(groups * rows >= n && (groups - 1) * rows < n && grid <= groups && grid <= 264,
                  "t%d, n %d, S %d: grid %d", tiles, n, slabs, grid);
-        G4_CHECK(groups >= 112 || row_tiles == 1, "t%d, n %d: %d groups of %d row tiles", tiles, n, groups, row_tiles);
+        G4_CHECK(grid * 2 >= groups || grid == 264, "t%d, n %d: %d groups on %d blocks", tiles, n, groups, grid);
+        G4_CHECK(groups >= (tiles == 1 ? 132 : 112) || row_tiles == 1, "t%d, n %d: %d groups of %d row tiles", tiles, n,
+                 groups, row_tiles);
       }
+}
+
+// The table of the launcher's test (src/model/kernels/mod.rs).
+G4_TEST(gemm_geometry_is_that_of_the_launcher) {
+  const int table[][6] = {{1, 3840, 8, 240, 4096, 4096},      {1, 9216, 8, 144, 8192, 8192},
+                          {1, 30720, 8, 264, 8192, 8192},     {2, 8192, 8, 128, 32768, 32768},
+                          {4, 3840, 8, 120, 92160, 92160},    {4, 30720, 8, 240, 107520, 86016},
+                          {8, 3840, 8, 60, 184320, 92160},    {8, 30720, 8, 240, 106496, 79872},
+                          {16, 3840, 8, 60, 172032, 86016},   {16, 262144, 8, 2048, 184320, 110592}};
+  for (const auto& e : table) {
+    const int rows = e[0] >= 4 ? g4::gemm_staged_row_tiles(e[0], e[1]) : 0;
+    const int large = (rows == 8 && e[0] < 16 ? 112 : 200) * 1024;
+    G4_CHECK(g4::gemm_grid(e[0], e[1], e[2]) == e[3], "t%d, n %d", e[0], e[1]);
+    G4_CHECK(g4::gemm_shared_bytes(e[0], e[1], e[2], large) == e[4], "t%d, n %d", e[0], e[1]);
+    G4_CHECK(g4::gemm_shared_bytes(e[0], e[1], e[2]) == e[5], "t%d, n %d", e[0], e[1]);
+  }
 }
 
 G4_TEST(gemm_a_launch_that_breaks_a_promise_is_refused) {

@@ -50,7 +50,8 @@ struct Skip {
 inline bool on_gpu() { return false; }
 
 inline void launch(G4SoftKernelFn fn, const char* name, const void* params, Dim grid, uint32_t threads, uint32_t shared,
-                   uint64_t seed = 0) {
+                   uint64_t seed = 0, uint32_t cluster = 1) {
+  (void)cluster;
   static g4soft::BlockRunner runner;
   g4soft::BlockLaunch l;
   l.fn = fn;

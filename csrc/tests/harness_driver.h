@@ -194,6 +194,31 @@ class Session {
 
 }  // namespace driver
 
+namespace driver {
+
+// `cluster` consecutive blocks of x share their shared memory (a GPU of compute capability 9 or later).
+// `dependent`: its blocks may start before the kernel before it has ended.
+inline CUresult enqueue(CUfunction f, Dim grid, uint32_t threads, uint32_t shared, const void* params,
+                        uint32_t cluster, bool dependent) {
+  Session& s = Session::get();
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (dependent) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    auto& dim = attributes[count++].value.clusterDim;
+    dim.x = cluster, dim.y = dim.z = 1;
+  }
+  const CUlaunchConfig config = {grid.x, grid.y, grid.z, threads, 1, 1, shared, s.stream, attributes, count};
+  void* args[] = {const_cast<void*>(params)};
+  return s.cuLaunchKernelEx(&config, f, args, nullptr);
+}
+
+}  // namespace driver
+
 // A GPU rounds the sum of a product's sixteen terms in an order of its own and has its own exp: tests that ask the host
 // for the bits of the rule ask a GPU for a bound against exact arithmetic, and for bits between its own kernels.
 // G4_TEST_AS_GPU=1 asks the software device the same way: a rehearsal.
@@ -201,15 +226,13 @@ inline bool on_gpu() { return !driver::Session::get().soft() || std::getenv("G4_
 
 template <class Params>
 void launch(G4SoftKernelFn fn, const char* name, const Params* params, Dim grid, uint32_t threads, uint32_t shared,
-            uint64_t seed = 0) {
+            uint64_t seed = 0, uint32_t cluster = 1) {
   driver::Session& s = driver::Session::get();
   CUfunction f = s.function(fn, name, sizeof(Params));
   if (shared > 48 * 1024)
     s.check(s.cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
   s.seed(seed);
-  void* args[] = {const_cast<Params*>(params)};
-  const CUresult launched =
-      s.cuLaunchKernel(f, grid.x, grid.y, grid.z, threads, 1, 1, shared, s.stream, args, nullptr);
+  const CUresult launched = driver::enqueue(f, grid, threads, shared, params, cluster, false);
   const CUresult ended = launched ? launched : s.cuStreamSynchronize(s.stream);
   s.seed(0);
   if (launched) fail(std::string(name) + ": launch refused, driver error " + std::to_string((int)launched));

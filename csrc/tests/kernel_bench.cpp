@@ -1,14 +1,15 @@
 // Times every kernel of a decode step and of a prompt chunk at the shapes of the 12B and the 31B:
-//   kernel_bench [--only TEXT] [--json FILE] [--seconds N] [--rehearse]
+//   kernel_bench [--only TEXT] [--json FILE] [--seconds N] [--serial] [--rehearse]
 //
 // A case is a graph of several launches that read different weights, pages or rows, so that nothing is found in L2 by
 // luck; its time is the median of replays over the launches, gaps between nodes included: what a decode step pays. The
+// Launches are dependent, as the runtime's are; --serial: each waits for the one before it. The
 // bytes are those that had to move, each input read once and each output written once. Data is random. --rehearse runs
 // everything at toy shapes (on the software device it shows that every launch is right, and times nothing).
 #include <algorithm>
 #include <chrono>
 
-#include "../kernels/gemm.cuh"
+#include "gemm_wgmma.cuh"
 #include "harness.h"
 
 using namespace g4test;
@@ -26,7 +27,7 @@ const Model kToy = {"toy", 256, 512, 4096, 4, 2, 1, 32};
 struct Options {
   std::string only, json;
   double seconds = 40;
-  bool rehearse = false;
+  bool rehearse = false, dependent = true;
 };
 Options options;
 
@@ -75,6 +76,7 @@ struct Launch {
   Dim grid;
   uint32_t threads, shared;
   std::vector<char> params;
+  uint32_t cluster = 1;
 };
 
 template <class Params>
@@ -123,24 +125,23 @@ Timing time_of(int count, Work work, double budget_ms = 25) {
 }
 
 void enqueue(const Launch& l) {
-  Session& s = Session::get();
-  void* args[] = {const_cast<char*>(l.params.data())};
-  const CUresult error =
-      s.cuLaunchKernel(l.function, l.grid.x, l.grid.y, l.grid.z, l.threads, 1, 1, l.shared, s.stream, args, nullptr);
-  s.check(error, "cuLaunchKernel");
+  Session::get().check(driver::enqueue(l.function, l.grid, l.threads, l.shared, l.params.data(), l.cluster,
+                                       options.dependent), "launch");
 }
 
-Timing time_graph(const std::vector<Launch>& launches) {
+// `count` times are in it, or as many as there are launches.
+Timing time_graph(const std::vector<Launch>& launches, int count = 0) {
   Session& s = Session::get();
   CUgraph graph;
   CUgraphExec exec;
-  enqueue(launches[0]);  // loads the kernel: not possible in a capture
+  for (const Launch& l : launches) enqueue(l);  // loads the kernels: not possible in a capture
   s.check(s.cuStreamSynchronize(s.stream), "the first launch");
   s.check(s.cuStreamBeginCapture(s.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
   for (const Launch& l : launches) enqueue(l);
   s.check(s.cuStreamEndCapture(s.stream, &graph), "cuStreamEndCapture");
   s.check(s.cuGraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiate");
-  const Timing t = time_of((int)launches.size(), [&] { s.check(s.cuGraphLaunch(exec, s.stream), "cuGraphLaunch"); });
+  const Timing t = time_of(count ? count : (int)launches.size(),
+                           [&] { s.check(s.cuGraphLaunch(exec, s.stream), "cuGraphLaunch"); });
   s.cuGraphExecDestroy(exec);
   s.cuGraphDestroy(graph);
   return t;
@@ -195,6 +196,11 @@ struct Weight {
   bool logits;
 };
 
+// What the launcher gives on a device with 227 KiB of shared memory a block.
+int stage_budget(int tiles, int n) {
+  return (g4::gemm_staged_row_tiles(tiles, n) == 8 && tiles < 16 ? 112 : 200) << 10;
+}
+
 void bench_gemm(const Model& m, const Weight& w, int tokens) {
   const bool tiled = tokens > G4_ROWS_DECODE_MAX;
   int tiles = 1;
@@ -217,16 +223,54 @@ void bench_gemm(const Model& m, const Weight& w, int tokens) {
     const G4SoftKernelFn logits[] = {g4_logits_t1, g4_logits_t2, g4_logits_t4, g4_logits_t8, g4_logits_t16};
     if (tiled) {
       launches.push_back(make(&g4_gemm_tiled, "g4_gemm_tiled", p, Dim{(uint32_t)g4::gemm_tiled_grid(tokens, w.n)},
-                              G4_GEMM_THREADS, g4::gemm_shared_bytes(8, w.n, slabs)));
+                              G4_GEMM_THREADS, g4::gemm_tiled_shared_bytes(112 << 10)));
     } else {
       const int index = __builtin_ctz(tiles);
       launches.push_back(make(w.logits ? logits[index] : gemm[index], "gemm", p,
                               Dim{(uint32_t)g4::gemm_grid(tiles, w.n, slabs)}, G4_GEMM_THREADS,
-                              g4::gemm_shared_bytes(tiles, w.n, slabs)));
+                              g4::gemm_shared_bytes(tiles, w.n, slabs, stage_budget(tiles, w.n))));
     }
   }
   const double bytes = weight_bytes + x_bytes + (double)tokens * w.n * (w.logits ? 4 : 2);
   report(name, time_graph(launches), bytes, tokens >= 16 ? 2.0 * tokens * w.n * w.k : 0);
+}
+
+// Candidates: w2 to w16, a cluster a row block (split) or a block.
+template <int T>
+void bench_candidate(const Model& m, const Weight& w, int tokens, bool split, G4SoftKernelFn fn, const char* kernel) {
+  const std::string name = join(m, w.name, tokens, " tokens w") + std::to_string(T) + (split ? " split" : "");
+  if (!wanted(name)) return;
+  const int slabs = g4::slab_count(w.k);
+  const size_t weight_bytes = (size_t)g4::gemm_tiles(w.n) * g4::depth_steps(w.k) * 512;
+  const size_t x_bytes = (size_t)tokens * w.k * 2;
+  const int items = (g4::gemm_tiles(w.n) + 7) / 8 * ((tokens + T * 8 - 1) / (T * 8)), cluster = split ? slabs : 1;
+  const int resident = (T == 16 ? 1 : 2) * (split ? 128 / slabs : 132), waves = (items + resident - 1) / resident;
+  const uint32_t grid = (items + waves - 1) / waves * cluster;
+  std::vector<Launch> launches;
+  for (int i = 0; i < rounds((double)weight_bytes); i++) {
+    G4GemmParams p = {};
+    p.weight = arena->place(weight_bytes, i);
+    p.x = arena->place(x_bytes, i * 7 + 3);
+    p.out = out_at<void>(0);
+    p.tokens = tokens, p.n = w.n, p.k = w.k, p.x_stride = w.k, p.out_stride = w.n, p.slabs = slabs;
+    p.softcap = split;
+    launches.push_back(make(fn, kernel, p, Dim{grid}, G4_GEMM_THREADS, g4::WgmmaShape<T>::kShared));
+    launches.back().cluster = cluster;
+  }
+  const double bytes = weight_bytes + x_bytes + (double)tokens * w.n * 2;
+  report(name, time_graph(launches), bytes, 2.0 * tokens * w.n * w.k);
+}
+
+void bench_candidates(const Model& m, const Weight& w) {
+  for (bool split : {false, true}) {
+    bench_candidate<2>(m, w, 16, split, test_gemm_w2, "test_gemm_w2");
+    bench_candidate<4>(m, w, 32, split, test_gemm_w4, "test_gemm_w4");
+    bench_candidate<8>(m, w, 64, split, test_gemm_w8, "test_gemm_w8");
+    bench_candidate<16>(m, w, 128, split, test_gemm_w16, "test_gemm_w16");
+    if (w.logits) continue;
+    bench_candidate<16>(m, w, 512, split, test_gemm_w16, "test_gemm_w16");
+    bench_candidate<16>(m, w, 2048, split, test_gemm_w16, "test_gemm_w16");
+  }
 }
 
 void bench_gemms(const Model& m) {
@@ -235,6 +279,8 @@ void bench_gemms(const Model& m) {
                             {"o sliding", m.hidden, m.heads * 256, false}, {"o global", m.hidden, m.heads * 512, false},
                             {"gate_up", 2 * m.inter, m.hidden, false},     {"down", m.hidden, m.inter, false},
                             {"logits", m.vocab, m.hidden, true}};
+  if (on_gpu())
+    for (const Weight& w : weights) bench_candidates(m, w);
   for (const Weight& w : weights)
     for (int tokens : {1, 8, 16, 32, 64, 128}) bench_gemm(m, w, tokens);
   for (const Weight& w : weights)
@@ -253,7 +299,7 @@ std::vector<Family> families(const Model& m) {
   return {{"sliding", 256, 128, m.sliding_kv, m.window, g4_attn_decode_h256_s128, g4_attn_prompt_h256_s128},
           {"global", 512, 256, m.global_kv, 0, g4_attn_decode_h512_s256, g4_attn_prompt_h512_s256}};
 }
-uint32_t attention_shared(const Family& f) { return 32 * f.hd + 98 * f.seg + 1280; }
+uint32_t attention_shared(const Family& f) { return 32 * f.hd + 98 * f.seg + 50432; }
 
 const int kPage = 32;
 
@@ -312,11 +358,12 @@ void bench_decode_attention(const Model& m, const Family& f, int rows, int conte
   for (int i = 0; i < count; i++) {
     G4AttnDecodeParams p = {arena->place((size_t)rows * m.heads * f.hd * 2, i), out_at(0), dposition.ptr(),
                             dslot.ptr() + i * rows, dbegin.ptr(), pages.view, out_at<float>(out_bytes + ml_bytes),
-                            out_at<float>(out_bytes), ticket.ptr(), rows, m.heads, f.window};
+                            out_at<float>(out_bytes), f.window ? ticket.ptr() : nullptr, rows, m.heads, f.window};
     launches.push_back(make(f.decode, "attn_decode", p, Dim{(uint32_t)attention_blocks()}, G4_ATTN_THREADS,
                             attention_shared(f)));
+    if (!p.ticket) launches.push_back(MAKE(g4_attn_decode_fold, p, (Dim{(uint32_t)rows, (uint32_t)m.heads}), 128, 0));
   }
-  report(name, time_graph(launches), bytes);
+  report(name, time_graph(launches, count), bytes);
 }
 
 void bench_prompt_attention(const Model& m, const Family& f, int rows) {
@@ -467,10 +514,11 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     const std::string a = argv[i];
     if (a == "--rehearse") options.rehearse = true;
+    else if (a == "--serial") options.dependent = false;
     else if (a == "--only" && i + 1 < argc) options.only = argv[++i];
     else if (a == "--json" && i + 1 < argc) options.json = argv[++i];
     else if (a == "--seconds" && i + 1 < argc) options.seconds = std::atof(argv[++i]);
-    else return std::fprintf(stderr, "kernel_bench [--only TEXT] [--json FILE] [--seconds N] [--rehearse]\n"), 2;
+    else return std::fprintf(stderr, "see the first lines of kernel_bench.cpp\n"), 2;
   }
   if (!options.json.empty()) json = std::fopen(options.json.c_str(), "w");
   begun = std::chrono::steady_clock::now();

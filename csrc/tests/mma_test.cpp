@@ -285,7 +285,7 @@ G4_TEST(every_word_but_exp_has_the_bits_of_the_host) {
   same_words("bf16", word(kWordBf16, a), [&](size_t i) { return g4::round_bf16(a[i]); });
 }
 
-G4_TEST(exp_where_the_kernels_run_is_within_3_ulp) {
+G4_TEST(exp_where_the_kernels_run_is_within_4_ulp) {
   std::vector<float> a;
   for (float x = -103.9f; x < 0.0f; x += on_gpu() ? 2.5e-5f : 1e-3f) a.push_back(x);
   for (float x : {0.0f, -0.0f, -INFINITY, -1e30f, -105.0f, -1e-9f, 88.0f}) a.push_back(x);
@@ -299,6 +299,6 @@ G4_TEST(exp_where_the_kernels_run_is_within_3_ulp) {
     (want < 0x1p-126 ? subnormal : worst) = std::max(want < 0x1p-126 ? subnormal : worst, ulps);
   }
   std::printf("     exp: %.3f ulp; %.3f of the smallest subnormal below 2^-126\n", worst, subnormal);
-  G4_CHECK(worst < 3.0 && subnormal < 3.0, "%f ulp, subnormal %f", worst, subnormal);
+  G4_CHECK(worst < 4.0 && subnormal < 4.0, "%f ulp, subnormal %f", worst, subnormal);
   G4_CHECK(word(kWordExp, {0.0f})[0] == 1.0f && word(kWordExp, {-INFINITY})[0] == 0.0f, "exp(0) and exp(-inf)");
 }

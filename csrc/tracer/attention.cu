@@ -105,6 +105,9 @@ G4_TRACER_KERNEL(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS) { g4::qkv_prep(ct
     g4::attn_prompt(cta, p);                                                              \
   }
 
+// Nothing is left to fold.
+G4_TRACER_KERNEL(g4_attn_decode_fold, G4AttnDecodeParams, 128) { (void)cta, (void)p; }
+
 G4_TRACER_ATTENTION(256, 128)
 G4_TRACER_ATTENTION(256, 32)
 G4_TRACER_ATTENTION(512, 256)

@@ -3,6 +3,9 @@
 
 use super::Kernels;
 use super::bindings::*;
+use super::geometry::{
+    attention_shared_bytes, gemm_geometry, gemm_instance_tokens, gemm_stage_budget, gemm_staged_bytes, slab_count,
+};
 use crate::device::{DeviceSlice, DriverError, Launch, Stream};
 use crate::model::synthetic::{self, Spread};
 
@@ -27,17 +30,6 @@ impl Gemm {
     pub fn packed_len(n: usize, k: usize) -> usize {
         n.div_ceil(16) * k.div_ceil(16) * 256
     }
-}
-
-/// S(K) of the numeric contract: the largest of 8, 4, 2, 1 that divides ceil(k/16) with at least 11 steps a slab.
-pub fn slab_count(k: usize) -> usize {
-    let steps = k.div_ceil(G4_TILE_K as usize);
-    [8, 4, 2].into_iter().find(|&s| steps.is_multiple_of(s) && steps / s >= G4_SLAB_STEPS_MIN as usize).unwrap_or(1)
-}
-
-/// Tokens the smallest small-GEMM instance that fits `rows` is made for: 8, 16, 32, 64 or 128.
-pub fn gemm_instance_tokens(rows: usize) -> usize {
-    rows.div_ceil(8).next_power_of_two() * 8
 }
 
 /// Arguments of `g4_qkv_prep`.
@@ -128,46 +120,6 @@ pub struct ScatterRun {
 
 const NO_RUN: G4ScatterRun =
     G4ScatterRun { dst: std::ptr::null_mut(), index: std::ptr::null(), first: 0, count: 0, stride: 0 };
-
-/// Blocks a direct GEMM wants at least before it keeps more rows a block, and has at most (csrc/kernels/gemm.cuh).
-const GEMM_BLOCKS_MIN: usize = 112;
-const GEMM_BLOCKS_MAX: usize = 264;
-
-/// Grid and shared bytes of a small GEMM with `token_tiles` tiles of 8 tokens.
-fn gemm_geometry(token_tiles: usize, n: usize, slabs: usize) -> (usize, usize) {
-    let tiles = n.div_ceil(16);
-    if token_tiles >= 8 {
-        return (tiles.div_ceil(8), 3840 * token_tiles);
-    }
-    let groups = |r: usize| tiles.div_ceil(r * 8 / slabs);
-    let mut r = if token_tiles == 1 { 2 } else { 4 };
-    while r > 1 && groups(r) < GEMM_BLOCKS_MIN {
-        r /= 2;
-    }
-    (groups(r).min(GEMM_BLOCKS_MAX), 4096 * r * token_tiles)
-}
-
-fn attention_shared_bytes(head_dim: usize, segment: usize) -> usize {
-    32 * head_dim + 98 * segment + 1280
-}
-
-/// The most dynamic shared memory a kernel is launched with.
-pub(super) fn shared_bytes_max(name: &str) -> u32 {
-    let bytes = match name {
-        "g4_gemm_t1" | "g4_logits_t1" => 4096 * 2,
-        "g4_gemm_t2" | "g4_logits_t2" => 4096 * 4 * 2,
-        "g4_gemm_t4" | "g4_logits_t4" => 4096 * 4 * 4,
-        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => 3840 * 8,
-        "g4_gemm_t16" | "g4_logits_t16" => 3840 * 16,
-        _ if name.starts_with("g4_attn") => {
-            let number =
-                |prefix: &str| name.split('_').find_map(|part| part.strip_prefix(prefix)?.parse().ok()).unwrap_or(0);
-            attention_shared_bytes(number("h"), number("s"))
-        }
-        _ => 8192,
-    };
-    bytes as u32
-}
 
 /// Attention instance of a head dim and a segment; the start checks that it exists.
 fn attention_id(decode: bool, head_dim: usize, segment: usize) -> G4KernelId {
@@ -348,18 +300,25 @@ impl Kernels {
     /// `out = bf16(x W^T)` for any number of rows: the small kernel up to 128, the tiled one above; the same bits.
     pub fn gemm(&self, s: &Stream, w: Gemm, x: DeviceSlice<u16>, out: DeviceSlice<u16>, rows: usize) -> Result {
         assert!(out.len() >= rows * w.n);
+        let shared_max = self.shared_bytes_max;
         let params = gemm_params(w, x, out.ptr().cast(), rows, 0.0);
         let slabs = params.slabs as usize;
-        let (id, launch) = if rows > G4_ROWS_DECODE_MAX as usize {
+        let tiles = gemm_instance_tokens(rows) / 8;
+        let (id, launch) = if rows > self.gemm_rows_max() {
             let blocks = w.n.div_ceil(16).div_ceil(8) * rows.div_ceil(G4_GEMM_TILED_TOKENS as usize);
-            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, 30720))
+            let shared = gemm_staged_bytes(8, 8, gemm_stage_budget(shared_max, 8, 8));
+            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, shared))
         } else {
-            let tiles = gemm_instance_tokens(rows) / 8;
-            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs);
+            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs, shared_max);
             (G4_ID_g4_gemm_t1 + tiles.trailing_zeros(), grid(blocks, 1, G4_GEMM_THREADS, shared))
         };
         // SAFETY: lengths asserted here and in gemm_params.
         unsafe { self.launch(s, id, launch, &params) }
+    }
+
+    /// Rows of the largest small GEMM whose three stages fit a block's shared memory: 128, or 64 on small devices.
+    fn gemm_rows_max(&self) -> usize {
+        if self.shared_bytes_max >= gemm_staged_bytes(16, 8, 0) { G4_ROWS_DECODE_MAX as usize } else { 64 }
     }
 
     /// `out = softcap(x W^T)` in f32 for up to 128 rows.
@@ -373,9 +332,15 @@ impl Kernels {
         softcap: f32,
     ) -> Result {
         assert!(out.len() >= rows * w.n && rows <= G4_ROWS_DECODE_MAX as usize);
+        let half = self.gemm_rows_max();
+        if rows > half {
+            self.logits(s, w, x.slice(0..half * w.k), out.slice(0..half * w.n), half, softcap)?;
+            let (x, out) = (x.slice(half * w.k..rows * w.k), out.slice(half * w.n..rows * w.n));
+            return self.logits(s, w, x, out, rows - half, softcap);
+        }
         let params = gemm_params(w, x, out.ptr().cast(), rows, softcap);
         let tiles = gemm_instance_tokens(rows) / 8;
-        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize);
+        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize, self.shared_bytes_max);
         let launch = grid(blocks, 1, G4_GEMM_THREADS, shared);
         // SAFETY: lengths asserted here and in gemm_params.
         unsafe { self.launch(s, G4_ID_g4_logits_t1 + tiles.trailing_zeros(), launch, &params) }
@@ -421,11 +386,12 @@ impl Kernels {
         unsafe { self.launch(s, G4_ID_g4_kv_copy, launch, &params) }
     }
 
-    /// Attention of one query a row.
+    /// Attention of one query a row. Where segments grow with the context a kernel of its own folds them.
     pub fn attn_decode(&self, s: &Stream, a: &AttnDecode) -> Result {
         let hd = a.kv.head_dim as usize;
         assert!(a.q.len() >= a.rows * a.heads * hd && a.out.len() >= a.rows * a.heads * hd);
         assert!(a.item_begin.len() > a.rows && a.ticket.len() >= a.rows * a.kv.kv_heads as usize);
+        let fold_apart = a.window == 0;
         let params = G4AttnDecodeParams {
             q: a.q.ptr(),
             out: a.out.ptr(),
@@ -435,7 +401,7 @@ impl Kernels {
             kv: a.kv,
             part_o: a.part_o.ptr(),
             part_ml: a.part_ml.ptr(),
-            ticket: a.ticket.ptr(),
+            ticket: if fold_apart { std::ptr::null_mut() } else { a.ticket.ptr() },
             rows: a.rows as i32,
             heads: a.heads as i32,
             window: a.window as i32,
@@ -443,7 +409,12 @@ impl Kernels {
         let shared = attention_shared_bytes(hd, a.segment);
         let launch = grid(self.attention_blocks as usize, 1, G4_ATTN_THREADS, shared);
         // SAFETY: lengths asserted above; partials are sized for the segments admission counts.
-        unsafe { self.launch(s, attention_id(true, hd, a.segment), launch, &params) }
+        unsafe { self.launch(s, attention_id(true, hd, a.segment), launch, &params)? };
+        if fold_apart {
+            // SAFETY: as above; head dims are 256 or 512 (attention_id), four columns a thread.
+            unsafe { self.launch(s, G4_ID_g4_attn_decode_fold, grid(a.rows, a.heads, 128, 0), &params)? };
+        }
+        Ok(())
     }
 
     /// Attention of a prompt chunk.

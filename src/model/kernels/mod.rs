@@ -8,6 +8,7 @@
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code, missing_docs, clippy::all)]
 #[rustfmt::skip]
 pub mod bindings;
+mod geometry;
 mod launch;
 
 use std::ffi::c_void;
@@ -19,7 +20,8 @@ use crate::images;
 use crate::limits::STOP_TOKEN_IDS_MAX;
 
 pub use bindings::{G4KvView, G4Record, G4Slot};
-pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin, gemm_instance_tokens, slab_count};
+pub use geometry::{gemm_instance_tokens, slab_count};
+pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin};
 
 impl G4Slot {
     /// A live slot that nothing stops before `position_limit`, about to feed `token` at `position`: for `score` and
@@ -76,6 +78,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_attn_decode_h256_s32",
     "g4_attn_decode_h512_s256",
     "g4_attn_decode_h512_s32",
+    "g4_attn_decode_fold",
     "g4_attn_prompt_h256_s128",
     "g4_attn_prompt_h256_s32",
     "g4_attn_prompt_h512_s256",
@@ -115,6 +118,8 @@ pub struct Kernels {
     functions: Vec<Function>,
     /// Blocks of an attention grid: multiprocessors times occupancy, read once, so that no graph depends on context.
     attention_blocks: u32,
+    /// Dynamic shared memory a block may have.
+    shared_bytes_max: usize,
 }
 
 impl Kernels {
@@ -128,10 +133,11 @@ impl Kernels {
                 let file = if file.is_empty() { "of the software device" } else { file };
                 KernelError::Missing { name, file, source }
             })?;
-            function.allow_shared(launch::shared_bytes_max(name))?;
+            function.allow_shared(geometry::shared_bytes_max(name, context.info().shared_bytes_max))?;
             functions.push(function);
         }
-        let mut kernels = Kernels { functions, attention_blocks: 1 };
+        let shared_bytes_max = context.info().shared_bytes_max as usize;
+        let mut kernels = Kernels { functions, attention_blocks: 1, shared_bytes_max };
         kernels.attention_blocks = context.info().multiprocessors * kernels.attention_occupancy()?;
         Ok(kernels)
     }
@@ -140,8 +146,8 @@ impl Kernels {
     fn attention_occupancy(&self) -> Result<u32, DriverError> {
         let mut blocks = u32::MAX;
         for (name, function) in NAMES.iter().zip(&self.functions) {
-            if name.starts_with("g4_attn_decode") {
-                let shared = launch::shared_bytes_max(name);
+            if name.starts_with("g4_attn_decode_h") {
+                let shared = geometry::shared_bytes_max(name, self.shared_bytes_max as u32);
                 blocks = blocks.min(function.blocks_per_multiprocessor(bindings::G4_ATTN_THREADS, shared)?);
             }
         }
