@@ -55,10 +55,16 @@ def main():
     for mode in args.modes:
         for context in args.contexts:
             for rows in args.rows:
-                report["decode"].append(decode(model, config, args, mode, rows, context, weights, report, device))
+                point = attempt(model, config, args, mode, rows, context, weights, report, device)
+                report["decode"].append(point)
                 write(args, report)
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
     if args.ours:
         beside(report, json.load(open(args.ours)))
+    failed = [point for point in report["decode"] if "left_out" in point]
+    if failed:
+        sys.exit(f"{len(failed)} configurations failed")
 
 
 def arguments():
@@ -255,6 +261,15 @@ def full_window_update(layer):
     return update
 
 
+def attempt(model, config, args, mode, rows, context, weights, report, device):
+    """One configuration; what fails is named, kept in the JSON and makes the exit code 1, and the next one is tried."""
+    try:
+        return decode(model, config, args, mode, rows, context, weights, report, device)
+    except Exception as error:
+        print(f"{mode}, context {context}, {rows} rows failed: {error}", flush=True)
+        return {"mode": mode, "context": context, "rows": rows, "left_out": f"{type(error).__name__}: {error}"}
+
+
 @torch.inference_mode()
 def decode(model, config, args, mode, rows, context, weights, report, device):
     length = context + WARM_UP_STEPS + args.steps + 1
@@ -330,7 +345,7 @@ def beside(report, ours):
         if ours["model"][field] != report["model"][field]:
             sys.exit(f"--ours: {field} is {ours['model'][field]} there and {report['model'][field]} here")
     print(f"\n{'':>34} {'gemma4-serve':>14} {'transformers':>14}   ratio")
-    for theirs in report["decode"]:
+    for theirs in (p for p in report["decode"] if "left_out" not in p):
         same = [p for p in ours["decode"] if (p["rows"], p["context"]) == (theirs["rows"], theirs["context"])]
         for point in same:
             if point["left_out"] is None:
