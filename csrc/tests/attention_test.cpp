@@ -143,7 +143,8 @@ struct Step {
     if (fold_apart) p.ticket = nullptr;
     launch(kernels->decode, "attn_decode", &p, Dim{(uint32_t)grid, 1, 1}, G4_ATTN_THREADS, shared_bytes(*kernels),
            seed);
-    if (fold_apart) launch(g4_attn_decode_fold, "g4_attn_decode_fold", &p, Dim{(uint32_t)n, (uint32_t)heads, 1}, 128, 0, seed);
+    const Dim fold_grid{(uint32_t)n, (uint32_t)heads, 1};
+    if (fold_apart) launch(g4_attn_decode_fold, "g4_attn_decode_fold", &p, fold_grid, 128, 0, seed);
     for (uint32_t t : ticket.download()) G4_CHECK(t == 0, "a ticket was left at %u", t);
     return out.download();
   }
