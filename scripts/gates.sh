@@ -2,8 +2,8 @@
 # What decides whether a change lands: gates.sh [--full] [--no-skips] [--jobs N] [NAME...]
 #
 # Builds once, runs each gate in a process of its own, and prints a line for each and a table last. Gates are every file
-# of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h
-# (bindings).
+# of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), the bindings of gemma4_kernels.h
+# (bindings), and the instructions of a decode step under valgrind (step_cost).
 # --full runs each gate's whole matrix, curl and the openai client against the server (clients), and cudarc's own driver
 # tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure
 # (clients runs too). --jobs N: up to N gates at a time (default 1), the long ones first. NAME keeps the gates so named:
@@ -34,7 +34,7 @@ for file in gates/*.rs; do
   name=${name%.rs}
   [ "$name" = tidy ] || gates+=("$name")
 done
-gates+=(bindings kernels sanitizers)
+gates+=(bindings kernels sanitizers step_cost)
 # What a client sees needs the network once, for the openai package.
 [ -z "$full$no_skips" ] || gates+=(clients)
 [ -z "$full" ] || gates+=(conformance)
@@ -55,7 +55,7 @@ targets=()
 for name in "${gates[@]}"; do
   wanted "$name" || continue
   case $name in
-    kernels | sanitizers | conformance | clients) ;;
+    kernels | sanitizers | conformance | clients | step_cost) ;;
     bindings) targets+=(--test bindings) ;;
     *) targets+=(--test "gate_$name") ;;
   esac
@@ -78,6 +78,11 @@ command_of() { # NAME; sets run
     kernels) run=(scripts/kernel_tests.sh $full) ;;
     sanitizers) run=(scripts/sanitize.sh $full) ;;
     conformance) run=(scripts/soft_conformance.sh) ;;
+    step_cost)
+      # Without GPU kernels and profiler ranges, so that the count is the same whatever toolkit is here.
+      GEMMA4_NVCC=off cargo build --quiet --features planted-mistakes
+      run=(scripts/bench_step.py check bench/results/2026-11-29-cpu2/step_cost.json target/debug/gemma4-serve)
+      ;;
     clients)
       cargo build --quiet --features planted-mistakes
       run=(scripts/client_check.sh target/debug/gemma4-serve)
@@ -100,13 +105,13 @@ run_gate() { # NAME
     verdict=FAIL closing="still running after $limit_s s"
   elif [ -z "$closing" ]; then
     verdict=FAIL closing="exit $status without a closing line"
-  elif [ "$passed" -eq 0 ] && [ "$failed" -eq 0 ]; then
-    verdict=FAIL closing="no test was executed"
   elif [ "$status" -ne 0 ] || [ "$failed" -ne 0 ]; then
     verdict=FAIL
   elif grep -q '^skipped:' "$log"; then
     closing=$(grep -m 1 '^skipped:' "$log")
     verdict=$([ -n "$no_skips" ] && echo FAIL || echo skip)
+  elif [ "$passed" -eq 0 ]; then
+    verdict=FAIL closing="no test was executed"
   fi
   row=$(printf '%-12s %-4s %5d s  %s' "$name" "$verdict" $((SECONDS - start)) "$closing")
   echo "$row"

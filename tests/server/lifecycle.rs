@@ -228,7 +228,8 @@ async fn a_failure_of_one_request_is_its_own() {
     server.engine.send(Command::Fail(Failure::NotANumber { output_index: 1 }));
     let rest = stream.rest().await;
     assert!(rest.len() == 1 && rest[0].contains("not_a_number"), "{rest:?}");
-    // Before the first byte a stream's failure has a status.
+    // Before the first byte a stream's failure has a status. The engine counts the first request until its next turn.
+    server.until("the first is gone", || server.engine.running() == 0).await;
     let client = server.client;
     let early = tokio::spawn(async move { client.complete(streaming()).await });
     server.until("it runs", || server.engine.running() == 1).await;
