@@ -198,10 +198,7 @@ mod tests {
             assert!(text.contains(&line), "{line} is not in the bindings");
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
     /// The table of csrc/tests/gemm_test.cpp: token tiles, n, S, then the grid, then shared bytes where a block may
     /// have 227 KiB and where it may have 99.
     #[test]
