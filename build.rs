@@ -1,6 +1,9 @@
 //! Compiles `csrc/` into what the binary embeds: the software device and its kernel image as shared objects (always, by
-//! the host compiler), and one fatbin per kernel file (when nvcc is found). Nothing is linked into the binary: the
+//! the host compiler), and one fatbin per kernel file (when nvcc is found). They are not linked into the binary: the
 //! objects are loaded at run time through `src/device/`, so a machine without a GPU and one with a GPU run one binary.
+//!
+//! One thing is linked in: two functions over the toolkit's header-only NVTX, where that header is found (in
+//! `$CUDA_HOME/include`); elsewhere profilers see no ranges.
 //!
 //! nvcc is looked for in `$CUDA_HOME/bin`, then in `$PATH`. `GEMMA4_GPU_ARCHS` (comma-separated, default
 //! `80,90a,100,120`) names the architectures; `GEMMA4_NVCC=off` leaves the GPU kernels out.
@@ -19,17 +22,29 @@ const HOST_FLAGS: [&str; 8] =
 const NVCC_FLAGS: [&str; 6] = ["-std=c++17", "-O3", "--fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
 /// Kernel files that the tracer image shares with the shipped one: everything that moves step state, tokens or cells.
-const TRACER_KEEPS: [&str; 10] =
-    ["argmax", "image", "kv_copy", "pack", "pick", "rope_table", "sample_groups", "sample_rows", "step_begin", "tail"];
+const TRACER_KEEPS: [&str; 11] = [
+    "argmax",
+    "image",
+    "kv_copy",
+    "pack",
+    "pick",
+    "rope_table",
+    "sample_groups",
+    "sample_rows",
+    "scatter",
+    "step_begin",
+    "tail",
+];
 
 fn main() {
-    for part in ["common", "kernels", "soft", "tracer", "gemma4_kernels.h"] {
+    for part in ["common", "kernels", "nvtx", "soft", "tracer", "gemma4_kernels.h"] {
         println!("cargo:rerun-if-changed=csrc/{part}");
     }
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     println!("cargo:rerun-if-env-changed=GEMMA4_NVCC");
     println!("cargo:rerun-if-env-changed=GEMMA4_GPU_ARCHS");
     println!("cargo:rustc-check-cfg=cfg(gemma4_gpu_kernels)");
+    println!("cargo:rustc-check-cfg=cfg(gemma4_nvtx)");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc");
     let soft_files = files(&csrc.join("soft"), "cpp");
@@ -53,6 +68,11 @@ fn main() {
     let mut tracer_objects: Vec<PathBuf> = image_objects.iter().filter(is_kept).cloned().collect();
     tracer_objects.extend(host.objects(&out.join("tracer"), &files(&csrc.join("tracer"), "cu"), None));
     let tracer = host.shared_object(&out, "libgemma4_kernels_tracer.so", &tracer_objects, &[]);
+
+    if let Some(include) = nvtx_include() {
+        cc::Build::new().file(csrc.join("nvtx/ranges.c")).include(include).compile("gemma4_nvtx");
+        println!("cargo:rustc-cfg=gemma4_nvtx");
+    }
 
     let mut source = String::new();
     let bytes = |path: &Path| format!("include_bytes!({path:?})");
@@ -81,10 +101,14 @@ fn main() {
     let fatbins = nvcc().map(|nvcc| compile_fatbins(&nvcc, &kernel_files, &out)).unwrap_or_default();
     if !fatbins.is_empty() {
         println!("cargo:rustc-cfg=gemma4_gpu_kernels");
+        // The driver reads the words of a fatbin where they lie.
+        writeln!(source, "#[repr(align(64))]\nstruct Aligned<T>(T);").unwrap();
     }
-    writeln!(source, "/// GPU kernels, one fatbin a kernel file; empty in a build without nvcc.").unwrap();
-    let list: String = fatbins.iter().map(|path| format!("{},", bytes(path))).collect();
-    writeln!(source, "pub static FATBINS: &[&[u8]] = &[{list}];").unwrap();
+    let stem = |path: &Path| path.file_stem().expect("a file").to_string_lossy().into_owned();
+    let list: String =
+        fatbins.iter().map(|path| format!("({:?}, &Aligned(*{}).0),", stem(path), bytes(path))).collect();
+    writeln!(source, "/// GPU kernels, one fatbin a kernel file, by its name; empty in a build without nvcc.").unwrap();
+    writeln!(source, "pub static FATBINS: &[(&str, &[u8])] = &[{list}];").unwrap();
     std::fs::write(out.join("images.rs"), source).expect("OUT_DIR is writable");
 }
 
@@ -193,6 +217,12 @@ fn sanitizer_flags() -> &'static [&'static str] {
     } else {
         &[]
     }
+}
+
+/// The toolkit's folder of headers, where NVTX is among them.
+fn nvtx_include() -> Option<PathBuf> {
+    let include = Path::new(&env::var_os("CUDA_HOME")?).join("include");
+    include.join("nvtx3/nvToolsExt.h").is_file().then_some(include)
 }
 
 /// nvcc, unless switched off or not there.

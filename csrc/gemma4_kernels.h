@@ -28,6 +28,7 @@ enum {
   G4_ARGMAX_TILE = 4096,      // vocabulary entries a block of the argmax
   G4_SLOT_STOP_IDS = 16,      // stop ids a slot can hold beside the model's EOS list
   G4_EOS_IDS = 16,            // EOS ids a model can have
+  G4_SCATTER_RUNS = 4,        // runs of one packed upload
   G4_SAMPLE_GROUP = 256,        // logits of a group: fixes the order of the sampler's float sums
   G4_SAMPLE_GROUPS_MAX = 1024,  // groups of the largest vocabulary, 262144
   G4_SAMPLE_THREADS = 512,      // threads of g4_sample_rows, one block a row
@@ -304,13 +305,28 @@ typedef struct G4StepBeginParams {
 } G4StepBeginParams;
 
 // g4_tail, last node of a decode graph (launched by hand after a prompt chunk): advances the positions of live rows and
-// the step counter.
+// the step counter, which wraps.
 typedef struct G4TailParams {
   const int32_t* slot;  // [rows] effective slot
   G4Slot* slots;
   int32_t* step;        // [1]
   int32_t rows;
 } G4TailParams;
+
+// g4_scatter: the words of one packed upload to their places. Word i of a run goes to dst[i * stride], or, with an
+// index, to dst[index[i] * stride] unless index[i] is negative.
+typedef struct G4ScatterRun {
+  int32_t* dst;
+  const int32_t* index;  // [count], or null
+  int32_t first;         // of the run's words in src
+  int32_t count;
+  int32_t stride;        // words
+} G4ScatterRun;
+typedef struct G4ScatterParams {
+  const int32_t* src;  // the upload
+  int32_t runs_used;
+  G4ScatterRun runs[G4_SCATTER_RUNS];
+} G4ScatterParams;
 
 // g4_argmax: best of each tile of G4_ARGMAX_TILE logits a row; the lowest id wins ties; suppressed ids do not compete;
 // a NaN anywhere in the tile gives id G4_TOKEN_NAN, a tile of minus infinities G4_TOKEN_MASKED.
@@ -404,6 +420,7 @@ typedef struct G4SampleParams {
   X(g4_attn_prompt_h512_s32, G4AttnPromptParams, G4_ATTN_THREADS)  \
   X(g4_step_begin, G4StepBeginParams, 128)                     \
   X(g4_tail, G4TailParams, 128)                                \
+  X(g4_scatter, G4ScatterParams, 256)                          \
   X(g4_argmax, G4ArgmaxParams, 256)                            \
   X(g4_pick, G4PickParams, 128)                                \
   X(g4_sample_groups, G4SampleParams, 256)                     \
@@ -440,6 +457,8 @@ G4_LAYOUT(G4AttnDecodeParams, 128, window, 120);
 G4_LAYOUT(G4AttnPromptParams, 136, window, 128);
 G4_LAYOUT(G4StepBeginParams, 112, segment_global, 108);
 G4_LAYOUT(G4TailParams, 32, rows, 24);
+G4_LAYOUT(G4ScatterRun, 32, stride, 24);
+G4_LAYOUT(G4ScatterParams, 144, runs, 16);
 G4_LAYOUT(G4ArgmaxParams, 48, suppressed_count, 44);
 G4_LAYOUT(G4PickParams, 144, eos_ids, 76);
 G4_LAYOUT(G4Sampling, 72, seed, 64);

@@ -26,22 +26,28 @@ mod serve;
 mod tracer_model;
 
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::Gate;
+use gemma4_serve::alloc::{CountingAllocator, allocations};
 use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::device::{DeviceChoice, DeviceKind, soft};
 use gemma4_serve::engine::Switches;
 use gemma4_serve::engine::start::load_device;
 use gemma4_serve::images::TRACER_KERNELS;
 use gemma4_serve::model::checkpoint::Checkpoint;
-use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::model::kernels::{G4Slot, KernelImage};
 use gemma4_serve::model::plan::PlanOptions;
 use gemma4_serve::request::GenerateRequest;
+use gemma4_serve::slots::Waited;
 use oracle::Oracle;
 use rig::Rig;
 use scenarios::{SCENARIOS, prompt, random_trace};
-use serve::Random;
+use serve::{Random, Serve};
+
+/// A regular step that allocates is a fact that fails.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// What every rig is built from.
 pub struct World {
@@ -79,7 +85,10 @@ fn main() {
         gate.finish();
     }
     the_oracle_needs_the_list_alone(&mut gate, &world);
-    regular_steps_upload_nothing(&mut gate, &world);
+    regular_steps_cost_two_launches_and_a_readback(&mut gate, &world);
+    a_wait_parks_past_its_bound(&mut gate, &world);
+    a_torn_slot_upload_stops_the_engine(&mut gate, &world);
+    the_device_counter_wraps_under_way(&mut gate, &world);
     for (name, options, scenario) in SCENARIOS {
         named(&mut gate, &world, name, options, *scenario);
     }
@@ -103,12 +112,16 @@ fn report_panics() {
 
 /// The ways to run a step that must give the same tokens.
 fn switches() -> impl Iterator<Item = (bool, Switches)> {
-    (0..8).map(|bits| (bits & 1 == 0, Switches { pipeline: bits & 2 == 0, fingerprint: bits & 4 == 0 }))
+    (0..16).map(|bits| {
+        let switches = Switches { pipeline: bits & 2 == 0, fingerprint: bits & 4 == 0, tail: bits & 8 == 0 };
+        (bits & 1 == 0, switches)
+    })
 }
 
 fn label(name: &str, graphs: bool, switches: Switches, seed: u64) -> String {
-    let Switches { pipeline, fingerprint } = switches;
-    let label = format!("{name}, graphs {graphs}, pipeline {pipeline}, fingerprint {fingerprint}, seed {seed}");
+    let Switches { pipeline, fingerprint, tail } = switches;
+    let label =
+        format!("{name}, graphs {graphs}, pipeline {pipeline}, fingerprint {fingerprint}, tail {tail}, seed {seed}");
     NOW.lock().expect("no panic holds it").clone_from(&label);
     label
 }
@@ -125,8 +138,9 @@ fn named(
     let (started, mut steps, mut wrong) = (Instant::now(), 0, Vec::new());
     for options in options {
         for (graphs, switches) in switches() {
-            let off_count = [graphs, switches.pipeline, switches.fingerprint].iter().filter(|&&on| !on).count();
-            if off_count == 2 && !gate.full {
+            let all = [graphs, switches.pipeline, switches.fingerprint, switches.tail];
+            let off_count = all.iter().filter(|&&on| !on).count();
+            if ![0, 1, all.len()].contains(&off_count) && !gate.full {
                 continue;
             }
             let mut rig = Rig::new(world, &options(), graphs, switches);
@@ -197,43 +211,149 @@ fn the_oracle_needs_the_list_alone(gate: &mut Gate, world: &World) {
     gate.fact(same && depends, "the oracle's token is a function of the whole list");
 }
 
-/// Between roster changes: no upload, two graph launches, one readback a step, page turns included.
-fn regular_steps_upload_nothing(gate: &mut Gate, world: &World) {
-    const STEPS: u64 = 70;
-    let options = PlanOptions { max_running: 32, max_context: Some(256), prefill_chunk: 64, ..PlanOptions::default() };
+/// Between roster changes, at every width from 1 to 40 and over page turns: no upload, two graph launches and no other,
+/// one readback, one wait for its event and for nothing else, no allocation.
+fn regular_steps_cost_two_launches_and_a_readback(gate: &mut Gate, world: &World) {
+    const STEPS: u64 = 20;
+    let options = PlanOptions { max_running: 40, max_context: Some(256), prefill_chunk: 64, ..PlanOptions::default() };
     for pipeline in [true, false] {
-        let switches = Switches { pipeline, fingerprint: true };
-        let mut rig = Rig::new(world, &options, true, switches);
-        for rows in [1, 8, 32] {
+        let switches = Switches { pipeline, ..Switches::default() };
+        let mut rig = Rig::spinning(world, &options, true, switches, Duration::ZERO);
+        let mut wrong = Vec::new();
+        for rows in 1..=40 {
             label(&format!("{rows} regular rows"), true, switches, 0);
-            let mut random = Random(rows as u64);
-            let ids: Vec<_> = (0..rows)
-                .map(|row| {
-                    // Lengths of every remainder, so that some row turns a page in every step.
-                    let prompt = prompt(&mut random, 3 + row);
-                    let max_tokens = 180;
-                    rig.submit(GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids: Vec::new() })
-                })
-                .collect();
-            while ids.iter().any(|&id| rig.count(id) < 2) && rig.step() {}
-            let before = rig.serve.engine.runner().context.traffic();
-            rig.steps(STEPS as usize);
-            let after = rig.serve.engine.runner().context.traffic();
+            let counts = regular_counts(&mut rig, rows, STEPS);
             rig.rest();
-            let counts = [
-                after.h2d_copies - before.h2d_copies,
-                after.h2d_bytes - before.h2d_bytes,
-                after.graph_launches - before.graph_launches,
-                after.kernel_launches - before.kernel_launches,
-                after.d2h_copies - before.d2h_copies,
-            ];
-            let text = format!(
-                "{STEPS} steps of {rows} rows, pipeline {pipeline}: uploads, bytes, graphs, kernels, readbacks \
-                 {counts:?} {}",
-                rig.wrong.join("; ")
-            );
-            gate.fact(counts == [0, 0, 2 * STEPS, 0, STEPS] && rig.wrong.is_empty(), &text);
+            let expected = [0, 0, 2 * STEPS, 0, STEPS, STEPS, 0];
+            if counts != expected || !rig.wrong.is_empty() {
+                wrong.push(format!("\n  {rows} rows: {counts:?} {}", rig.wrong.join("; ")));
+            }
             rig.wrong.clear();
         }
+        let text = format!(
+            "{STEPS} steps of 1 to 40 rows, pipeline {pipeline}: no upload, two graphs, one readback, one wait, no \
+             allocation a step{}",
+            wrong.concat()
+        );
+        gate.fact(wrong.is_empty(), &text);
     }
+    let before = allocations();
+    drop(std::hint::black_box(Box::new(1)));
+    gate.fact(allocations() == before + 1, "an allocation is counted");
+}
+
+/// Uploads, bytes, graphs, kernels, readbacks, host waits and allocations of that many steps of a roster at rest.
+fn regular_counts(rig: &mut Rig, rows: usize, steps: u64) -> [u64; 7] {
+    let mut random = Random(rows as u64);
+    let ids: Vec<_> = (0..rows)
+        .map(|row| {
+            // Lengths of every remainder, so that some row turns a page in every step.
+            let prompt = prompt(&mut random, 3 + row);
+            rig.submit(GenerateRequest { prompt, max_tokens: 80, ignore_eos: true, stop_token_ids: Vec::new() })
+        })
+        .collect();
+    while ids.iter().any(|&id| rig.count(id) < 2) && rig.step() {}
+    let waits = || soft::counter("synchronisations").unwrap_or(0);
+    let (before, waited) = (rig.serve.engine.runner().context.traffic(), waits());
+    let mut allocated = 0;
+    for _ in 0..steps {
+        // The engine's step alone: the rig's own reading of streams allocates.
+        let before = allocations();
+        rig.serve.engine.step().expect("a step");
+        allocated += allocations() - before;
+    }
+    let (after, waited) = (rig.serve.engine.runner().context.traffic(), waits() - waited);
+    [
+        after.h2d_copies - before.h2d_copies,
+        after.h2d_bytes - before.h2d_bytes,
+        after.graph_launches - before.graph_launches,
+        after.kernel_launches - before.kernel_launches,
+        after.d2h_copies - before.d2h_copies,
+        waited,
+        allocated,
+    ]
+}
+
+/// A step that takes longer than the spin is asked for during the spin, then waited for asleep.
+fn a_wait_parks_past_its_bound(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 2, max_context: Some(64), prefill_chunk: 16, ..PlanOptions::default() };
+    for spin_us in [0, 200] {
+        label(&format!("a stalled step, spin {spin_us} us"), true, Switches::default(), 0);
+        let spin = Duration::from_micros(spin_us);
+        let (world_device, image) = (world.device, world.image);
+        let mut serve = Serve::with(&world.checkpoint, world_device, image, &options, true, Switches::default(), spin);
+        let runner = serve.engine.runner();
+        let queries = || soft::counter("queries").unwrap_or(0);
+        soft::stall();
+        let flight = runner.launch_padding(1).expect("a launch");
+        let release = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            soft::release();
+        });
+        let (before, started) = (queries(), Instant::now());
+        let how = runner.collect(&flight, |_, _| {}).expect("a collection");
+        let (asked, waited) = (queries() - before, started.elapsed());
+        release.join().expect("it only sleeps");
+        // 200 us hold at most some thousand questions; 300 ms would hold a hundred times as many.
+        let bounded = if spin_us == 0 { asked == 0 } else { (1..20_000).contains(&asked) };
+        let slept = how == Waited::Park && waited >= Duration::from_millis(200);
+        gate.fact(bounded && slept, &format!("a stalled step, spin {spin_us} us: {how:?}, asked {asked} times"));
+    }
+}
+
+/// A slot whose upload arrived in part: the generation is still that of the slot's last owner. The records show it, and
+/// no token made from that slot leaves.
+fn a_torn_slot_upload_stops_the_engine(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 2, max_context: Some(128), prefill_chunk: 32, ..PlanOptions::default() };
+    for pipeline in [true, false] {
+        let switches = Switches { pipeline, ..Switches::default() };
+        label("a torn slot", true, switches, 0);
+        let mut rig = Rig::new(world, &options, true, switches);
+        let request = |length| GenerateRequest {
+            prompt: prompt(&mut Random(5), length),
+            max_tokens: 20,
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+        };
+        rig.submit(request(9));
+        rig.rest();
+        let before = rig.serve.engine.runner().slots().expect("slots")[0];
+        let id = rig.submit(request(11));
+        while rig.count(id) < 2 && rig.step() {}
+        let now = rig.serve.engine.runner().slots().expect("slots")[0];
+        let torn = G4Slot { generation: before.generation, ignore_eos: before.ignore_eos, ..now };
+        rig.serve.engine.runner().set_slot(0, torn).expect("a write");
+        let tokens = rig.count(id);
+        rig.steps(3);
+        // What was launched before the tear is good, and nothing after it came.
+        let good = rig.wrong.len() == 1 && rig.wrong[0].contains("wrong state") && rig.count(id) <= tokens + 1;
+        let differs = now.generation != before.generation;
+        gate.fact(rig.dead && good && differs, &format!("a torn slot, pipeline {pipeline}: {}", rig.wrong.join("; ")));
+    }
+}
+
+/// The device counts steps in 32 bits; requests live through the wrap of its sign and of the counter itself.
+fn the_device_counter_wraps_under_way(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 4, max_context: Some(128), prefill_chunk: 16, ..PlanOptions::default() };
+    let (mut steps, mut wrong) = (0, Vec::new());
+    let started = Instant::now();
+    for switches in switches().map(|(_, switches)| switches).take(8) {
+        for wrap in [1u64 << 31, 1 << 32] {
+            let label = label("the counter wraps", true, switches, wrap);
+            let mut rig = Rig::new(world, &options, true, switches);
+            rig.serve.engine.count_from(wrap - 12).expect("a count");
+            for row in 0..6 {
+                let prompt = prompt(&mut Random(row), 5 + 7 * row as usize);
+                let max_tokens = 8 + row as u32;
+                rig.submit(GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids: Vec::new() });
+            }
+            rig.rest();
+            if rig.serve.engine.runner().steps_launched() <= wrap {
+                wrong.push(format!("\n  {label}: it never came to the wrap"));
+            }
+            wrong.extend(rig.wrong.drain(..).map(|text| format!("\n  {label}: {text}")));
+            steps += rig.steps;
+        }
+    }
+    verdict(gate, "the device's step counter wraps under way", started, steps, &wrong);
 }

@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# What decides whether a change lands: gates.sh [--full] [--no-skips] [NAME...]
+# What decides whether a change lands: gates.sh [--full] [--no-skips] [--jobs N] [NAME...]
 #
 # Builds once, runs each gate in a process of its own, and prints a line for each and a table last. Gates are every file
 # of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), and the bindings of gemma4_kernels.h
 # (bindings).
 # --full runs each gate's whole matrix, curl and the openai client against the server (clients), and cudarc's own driver
 # tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure
-# (clients runs too). NAME keeps the gates so named: "gates.sh golden tidy".
+# (clients runs too). --jobs N: up to N gates at a time (default 1), the long ones first. NAME keeps the gates so named:
+# "gates.sh golden tidy".
 # A gate that executes no test, ends without its closing line or overruns its time is a failure. Logs: target/gates/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-full= no_skips= names=()
-for argument in "$@"; do
-  case $argument in
+full= no_skips= names=() jobs=1
+while [ $# -gt 0 ]; do
+  case $1 in
     --full) full=--full ;;
     --no-skips) no_skips=yes ;;
-    -*) echo "gates.sh [--full] [--no-skips] [NAME...]" >&2; exit 2 ;;
-    *) names+=("$argument") ;;
+    --jobs) jobs=${2:-} && shift ;;
+    -*) jobs= ;;
+    *) names+=("$1") ;;
   esac
+  [[ $jobs =~ ^[1-9][0-9]?$ ]] || { echo "gates.sh [--full] [--no-skips] [--jobs N] [NAME...]" >&2; exit 2; }
+  shift
 done
 limit_s=$([ -n "$full" ] && echo 14400 || echo 900)
 logs=target/gates
@@ -83,18 +87,15 @@ command_of() { # NAME; sets run
   esac
 }
 
-rows=()
-passed_gates=0 failed_gates=0
-for name in "${gates[@]}"; do
-  wanted "$name" || continue
-  log="$logs/$name.log" start=$SECONDS status=0
+# Runs one gate: its line and what it has to say go to stdout, its row and verdict to LOGS/NAME.row.
+run_gate() { # NAME
+  local name=$1 log="$logs/$1.log" start=$SECONDS status=0 closing passed failed verdict=pass row
   command_of "$name"
   timeout "$limit_s" "${run[@]}" > "$log" 2>&1 || status=$?
   # "N passed, N failed", or cargo's "N passed; N failed".
   closing=$(grep -E '(^|[^0-9])[0-9]+ passed[,;] [0-9]+ failed' "$log" | tail -n 1 || true)
   passed=$(sed -nE 's/.*(^|[^0-9])([0-9]+) passed[,;].*/\2/p' <<< "$closing")
   failed=$(sed -nE 's/.* ([0-9]+) failed.*/\1/p' <<< "$closing")
-  verdict=pass
   if [ "$status" -eq 124 ]; then
     verdict=FAIL closing="still running after $limit_s s"
   elif [ -z "$closing" ]; then
@@ -109,17 +110,42 @@ for name in "${gates[@]}"; do
   fi
   row=$(printf '%-12s %-4s %5d s  %s' "$name" "$verdict" $((SECONDS - start)) "$closing")
   echo "$row"
-  rows+=("$row")
   if [ "$verdict" = FAIL ]; then
-    failed_gates=$((failed_gates + 1))
     {
       grep -E -A 4 '^(FAIL|error|thread .* panicked)' "$log" | head -n 60 || true
       echo "..."
       tail -n 15 "$log"
     } | sed 's/^/    | /'
-  elif [ "$verdict" = pass ]; then
-    passed_gates=$((passed_gates + 1))
   fi
+  echo "$row" > "$logs/$name.row"
+}
+
+order=("${gates[@]}")
+# The longest first, so that they do not end up alone.
+[ "$jobs" -eq 1 ] || order=(tracer same_bits $(printf '%s\n' "${gates[@]}" | grep -vxE 'tracer|same_bits'))
+rm -f "$logs"/*.row
+for name in "${order[@]}"; do
+  wanted "$name" || continue
+  if [ "$jobs" -eq 1 ]; then
+    run_gate "$name"
+  else
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
+    run_gate "$name" &
+  fi
+done
+wait
+
+rows=() passed_gates=0 failed_gates=0
+for name in "${gates[@]}"; do
+  wanted "$name" || continue
+  row=$(cat "$logs/$name.row" 2> /dev/null || printf '%-12s FAIL %5d s  %s' "$name" 0 "it left no verdict")
+  rows+=("$row")
+  read -r _ verdict _ <<< "$row"
+  case $verdict in
+    pass) passed_gates=$((passed_gates + 1)) ;;
+    skip) ;;
+    *) failed_gates=$((failed_gates + 1)) ;;
+  esac
 done
 
 echo
@@ -130,7 +156,7 @@ if [ -n "$full" ] && [ ${#names[@]} -eq 0 ]; then
   {
     echo "# The last full run of the gates"
     echo
-    echo "\`scripts/gates.sh --full\`, $(date -u +%F), on the software device."
+    echo "\`scripts/gates.sh --full\` on the software device, $(date -u +%F), commit \`$(git rev-parse --short HEAD)\`."
     echo
     echo "| gate | verdict | closing line |"
     echo "|---|---|---|"

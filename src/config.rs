@@ -29,6 +29,8 @@ pub enum Command {
     Score(ScoreFlags),
     /// Measures decode steps and prompts on the device, without HTTP.
     Bench(crate::bench::BenchFlags),
+    /// Measures what a decode step costs the host, on the software device with its kernels switched off.
+    BenchStep(crate::bench_step::BenchStepFlags),
 }
 
 #[derive(Args, Debug)]
@@ -72,6 +74,10 @@ pub struct ServeFlags {
     /// Uploads the row index before every decode step (for A/B; the bytes are the same).
     #[arg(long)]
     no_fingerprint: bool,
+    /// Leaves the tail kernel out and uploads every row's position before every decode step (for A/B; the bytes are the
+    /// same).
+    #[arg(long)]
+    no_tail: bool,
     /// Microseconds to ask for a step's end again and again before parking, 0 to 10000 [default: 50 on a GPU, 0 on the
     /// software device].
     #[arg(long, value_name = "MICROSECONDS", value_parser = in_range(0, 10_000))]
@@ -162,6 +168,7 @@ pub struct Config {
     pub graphs: bool,
     pub pipeline: bool,
     pub fingerprint: bool,
+    pub tail: bool,
     /// None: the device's default.
     pub spin: Option<Duration>,
     pub drain_delay: Duration,
@@ -223,6 +230,7 @@ impl Config {
             graphs: !flags.no_graphs,
             pipeline: !flags.no_pipeline,
             fingerprint: !flags.no_fingerprint,
+            tail: !flags.no_tail,
             spin: flags.spin_us.map(|us| Duration::from_micros(us as u64)),
             drain_delay: flags.drain_delay,
             drain_timeout: flags.drain_timeout,
@@ -258,6 +266,7 @@ impl Config {
             ("graphs", if self.graphs { "on" } else { "off" }.into()),
             ("pipeline", if self.pipeline { "on" } else { "off" }.into()),
             ("fingerprint", if self.fingerprint { "on" } else { "off" }.into()),
+            ("tail", if self.tail { "on" } else { "off" }.into()),
             ("spin", self.spin.map_or("(from the device)".into(), |spin| format!("{} us", spin.as_micros()))),
             ("drain-delay", s(self.drain_delay)),
             ("drain-timeout", s(self.drain_timeout)),

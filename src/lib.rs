@@ -11,8 +11,8 @@
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
 //!
-//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], and [`score`] and [`bench`],
-//! which run the model without a server.
+//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], [`alloc`], and [`score`],
+//! [`bench`] and [`bench_step`], which run the model without a server.
 
 pub mod config;
 pub mod trace;
@@ -21,6 +21,7 @@ pub mod server;
 pub mod text;
 
 pub mod bench;
+pub mod bench_step;
 pub mod engine;
 pub mod request;
 pub mod score;
@@ -38,6 +39,7 @@ pub mod model;
 pub mod device;
 pub mod images;
 
+pub mod alloc;
 pub mod error;
 pub mod limits;
 pub mod metrics;

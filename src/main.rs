@@ -5,16 +5,21 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use gemma4_serve::alloc::CountingAllocator;
 use gemma4_serve::config::{Cli, Command, Config, ScoreConfig};
 use gemma4_serve::engine::handle::{self, EngineDoor};
 use gemma4_serve::engine::start::start_engine;
 use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
-use gemma4_serve::{bench, score, trace};
+use gemma4_serve::{bench, bench_step, score, trace};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+
+/// Counts allocations by thread, for `bench-step`.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Threads for long tokenising; more would only take turns.
 const BLOCKING_THREADS_MAX: usize = 16;
@@ -33,6 +38,9 @@ fn main() -> ExitCode {
             Err(e) => refused(&e.to_string()),
         },
         Some(Command::Bench(flags)) => bench::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained),
+        Some(Command::BenchStep(flags)) => {
+            bench_step::run(&flags).map_or_else(|e| failed(&e.to_string()), |()| Exit::Drained)
+        }
         None => match Config::resolve(cli.serve) {
             Ok(config) => serve(config),
             Err(e) => refused(&e.to_string()),

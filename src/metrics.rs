@@ -1,8 +1,11 @@
 //! Names and descriptions of every metric, and the recorder behind `/metrics`.
 //!
-//! The async side counts requests and times tokens; the engine thread sets running sequences, KV pages and the device's
-//! counters through the same names.
+//! The async side counts requests and times tokens; the engine thread sets running sequences, KV pages and what it
+//! enqueued through the same names; the software device's own counters are read when somebody asks.
 
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
@@ -20,7 +23,7 @@ pub const REQUESTS_TOTAL: &str = "gemma4_requests_total";
 pub const REQUESTS_ABORTED_TOTAL: &str = "gemma4_requests_aborted_total";
 /// 1, label `kind`. Set by the engine start.
 pub const DEVICE_INFO: &str = "gemma4_device_info";
-/// Counters of the software device, label `counter` (csrc/soft/control.h). Set by the engine.
+/// Counters of the software device, label `counter` (csrc/soft/control.h). Set when scraped.
 pub const SOFT_DEVICE: &str = "gemma4_soft_device";
 /// Steps launched, label `kind`: regular, rebuild, prefill.
 pub const STEPS_TOTAL: &str = "gemma4_steps_total";
@@ -39,6 +42,8 @@ pub const PIPELINE_DRAINS_TOTAL: &str = "gemma4_pipeline_drains_total";
 pub const WASTED_ROW_STEPS_TOTAL: &str = "gemma4_wasted_row_steps_total";
 /// Waits for a step, label `how`: spin, park.
 pub const WAITS_TOTAL: &str = "gemma4_waits_total";
+/// From the moment the device is free for a step to the moment its records are read, every kind of step.
+pub const STEP: &str = "gemma4_step_seconds";
 /// 1, labels `version` and `model`.
 pub const BUILD_INFO: &str = "gemma4_build_info";
 pub const TIME_TO_FIRST_TOKEN: &str = "gemma4_time_to_first_token_seconds";
@@ -89,6 +94,58 @@ const SECONDS_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 /// How often samples are folded into buckets when nobody scrapes, so that they cannot pile up.
 pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Step times. The recorder's own histograms allocate now and then, which the engine thread must not.
+pub static STEP_SECONDS: Histogram = Histogram::new();
+
+/// A histogram in place: fixed bounds, relaxed atomics, one writer.
+pub struct Histogram {
+    /// By upper bound, the last beyond all; each counts its own interval alone.
+    counts: [AtomicU64; SECONDS_BUCKETS.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    const fn new() -> Self {
+        Histogram { counts: [const { AtomicU64::new(0) }; SECONDS_BUCKETS.len() + 1], sum_ns: AtomicU64::new(0) }
+    }
+
+    pub fn record(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let place = SECONDS_BUCKETS.iter().position(|&bound| seconds <= bound).unwrap_or(SECONDS_BUCKETS.len());
+        self.counts[place].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Prometheus text.
+    fn page(&self, name: &str, help: &str) -> String {
+        let mut text = format!("# HELP {name} {help}\n# TYPE {name} histogram\n");
+        let mut sum = 0;
+        let bounds = SECONDS_BUCKETS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        for (count, bound) in self.counts.iter().zip(bounds) {
+            sum += count.load(Ordering::Relaxed);
+            let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+        }
+        let seconds = self.sum_ns.load(Ordering::Relaxed) as f64 * 1e-9;
+        let _ = writeln!(text, "{name}_sum {seconds}\n{name}_count {sum}");
+        text
+    }
+}
+
+static SCRAPE_HOOK: OnceLock<fn()> = OnceLock::new();
+
+/// What runs before each scrape, to read what nobody need publish meanwhile; the first one stays.
+pub fn set_scrape_hook(hook: fn()) {
+    let _ = SCRAPE_HOOK.set(hook);
+}
+
+/// The whole page of `/metrics`.
+pub fn page(handle: &PrometheusHandle) -> String {
+    if let Some(hook) = SCRAPE_HOOK.get() {
+        hook();
+    }
+    handle.render() + &STEP_SECONDS.page(STEP, "Time of a step, from when the device is free for it to its records")
+}
 
 /// Installs the process's recorder; later calls give the same handle.
 pub fn install() -> PrometheusHandle {
@@ -143,4 +200,23 @@ fn describe() {
     metrics::counter!(REQUESTS_ABORTED_TOTAL).absolute(0);
     metrics::gauge!(REQUESTS_RUNNING).set(0.0);
     metrics::gauge!(REQUESTS_WAITING).set(0.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_counts_each_value_below_its_bound_and_in_the_sum() {
+        let histogram = Histogram::new();
+        for ms in [1, 2, 30, 400_000] {
+            histogram.record(Duration::from_millis(ms));
+        }
+        let page = histogram.page("t", "Times");
+        assert!(page.starts_with("# HELP t Times\n# TYPE t histogram\nt_bucket{le=\"0.001\"} 1\n"), "{page}");
+        for line in ["t_bucket{le=\"0.0025\"} 2\n", "t_bucket{le=\"0.03\"} 3\n", "t_bucket{le=\"120\"} 3\n"] {
+            assert!(page.contains(line), "{line} is not in {page}");
+        }
+        assert!(page.ends_with("t_bucket{le=\"+Inf\"} 4\nt_sum 400.033\nt_count 4\n"), "{page}");
+    }
 }

@@ -133,8 +133,10 @@ fn grant_everything(runner: &mut Runner) -> Result<(), ScoreError> {
 fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -> Result<(), ScoreError> {
     let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
-        let flight =
-            runner.launch_prompt(PromptChunk { slot: 0, start: index * chunk, tokens, last: None }, Vec::new())?;
+        let flight = runner.launch_prompt(
+            PromptChunk { slot: 0, start: index * chunk, tokens, pages: None, last: None },
+            Vec::new(),
+        )?;
         runner.collect(&flight, |_, _| {})?;
         let mut first = 0;
         while first < tokens.len() {

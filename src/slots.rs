@@ -1,5 +1,10 @@
 //! The two pinned readback slots: where a step's records land on the host.
 //!
+//! Life of a record: (1) the sampler writes it on the device, behind the row's token, with the step's number and the
+//! generation of the row's slot; (2) the step's copy takes it to the pinned slot; (3) it is read once, behind the
+//! copy's event, and must be of that step and of the generation its owner was launched with; (4) the engine settles it
+//! against that owner, never against the current roster.
+//!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
 //! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
 //! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can
@@ -30,7 +35,12 @@ struct PinnedSlot {
     records: PinnedBuffer<G4Record>,
     copied: Event,
     /// Step whose records the slot holds or waits for; none: free.
-    step: Option<i32>,
+    step: Option<u64>,
+}
+
+/// A step's number as the device counts it: the low 32 bits. Two steps that could be confused are 2^32 apart.
+pub fn device_step(step: u64) -> i32 {
+    step as u32 as i32
 }
 
 /// A record that does not belong to the step it was collected for: wrong state, the engine stops.
@@ -40,7 +50,7 @@ struct PinnedSlot {
 )]
 pub struct RecordMismatch {
     pub row: usize,
-    pub step: i32,
+    pub step: u64,
     pub generation: u32,
     pub got_step: i32,
     pub got_generation: u32,
@@ -55,8 +65,8 @@ impl Readback {
     }
 
     /// Enqueues the readback of `records` behind the step's kernels; a step without rows has only the event.
-    pub fn enqueue(&mut self, s: &Stream, step: i32, records: DeviceSlice<G4Record>) -> Result<(), DriverError> {
-        let slot = &mut self.slots[step as usize % 2];
+    pub fn enqueue(&mut self, s: &Stream, step: u64, records: DeviceSlice<G4Record>) -> Result<(), DriverError> {
+        let slot = &mut self.slots[(step % 2) as usize];
         assert_eq!(slot.step, None, "step {step} meets an uncollected readback slot");
         if !records.is_empty() {
             s.download_pinned(&slot.records, 0, records)?;
@@ -69,17 +79,17 @@ impl Readback {
     /// Waits for a step and hands out its records, one per expected generation, in row order.
     pub fn collect(
         &mut self,
-        step: i32,
+        step: u64,
         generations: impl Iterator<Item = u32>,
         mut take: impl FnMut(usize, G4Record),
     ) -> Result<Waited, CollectError> {
-        let slot = &mut self.slots[step as usize % 2];
+        let slot = &mut self.slots[(step % 2) as usize];
         assert_eq!(slot.step, Some(step), "step {step} was not launched into this slot");
         let how = wait(&slot.copied, self.spin)?;
         slot.step = None;
         for (row, generation) in generations.enumerate() {
             let record = slot.records.read(row);
-            if record.step != step || record.generation != generation {
+            if record.step != device_step(step) || record.generation != generation {
                 let (got_step, got_generation) = (record.step, record.generation);
                 return Err(RecordMismatch { row, step, generation, got_step, got_generation }.into());
             }

@@ -163,8 +163,12 @@ async fn flags_that_change_the_path_and_the_spelling_of_the_config_leave_the_tok
     drop(no_graphs);
 
     // Eight at once, in every combination of the step's switches.
-    for flags in [&["--no-pipeline"][..], &["--no-fingerprint"], &["--no-pipeline", "--no-fingerprint", "--no-graphs"]]
-    {
+    for flags in [
+        &["--no-pipeline"][..],
+        &["--no-fingerprint"],
+        &["--no-tail", "--spin-us", "50"],
+        &["--no-pipeline", "--no-fingerprint", "--no-tail", "--no-graphs", "--spin-us", "0"],
+    ] {
         let switched = dense(flags);
         assert_eq!(together(switched.client, &bodies).await, answers, "{flags:?}");
     }

@@ -47,6 +47,8 @@ struct Skip {
   std::string why;
 };
 
+inline bool on_gpu() { return false; }
+
 inline void launch(G4SoftKernelFn fn, const char* name, const void* params, Dim grid, uint32_t threads, uint32_t shared,
                    uint64_t seed = 0) {
   static g4soft::BlockRunner runner;

@@ -47,6 +47,20 @@ namespace driver {
   X(cuModuleLoadData, (CUmodule*, const void*))                                                                   \
   X(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                                                    \
   X(cuFuncSetAttribute, (CUfunction, int, int))                                                                   \
+  X(cuDeviceGetName, (char*, int, CUdevice))                                                                      \
+  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                                  \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, CUfunction, int, size_t))                                 \
+  X(cuMemcpyDtoDAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                              \
+  X(cuEventCreate, (CUevent*, unsigned))                                                                          \
+  X(cuEventRecord, (CUevent, CUstream))                                                                           \
+  X(cuEventElapsedTime, (float*, CUevent, CUevent))                                                               \
+  X(cuStreamBeginCapture, (CUstream, CUstreamCaptureMode))                                                        \
+  X(cuStreamEndCapture, (CUstream, CUgraph*))                                                                     \
+  X(cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))                                     \
+  X(cuGraphLaunch, (CUgraphExec, CUstream))                                                                       \
+  X(cuGraphExecDestroy, (CUgraphExec))                                                                            \
+  X(cuGraphDestroy, (CUgraph))                                                                                    \
+  X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))                                        \
   X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
                      void**, void**))
 
@@ -179,6 +193,11 @@ class Session {
 };
 
 }  // namespace driver
+
+// A GPU rounds the sum of a product's sixteen terms in an order of its own and has its own exp: tests that ask the host
+// for the bits of the rule ask a GPU for a bound against exact arithmetic, and for bits between its own kernels.
+// G4_TEST_AS_GPU=1 asks the software device the same way: a rehearsal.
+inline bool on_gpu() { return !driver::Session::get().soft() || std::getenv("G4_TEST_AS_GPU"); }
 
 template <class Params>
 void launch(G4SoftKernelFn fn, const char* name, const Params* params, Dim grid, uint32_t threads, uint32_t shared,

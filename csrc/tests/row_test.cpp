@@ -3,8 +3,12 @@
 #include "../common/pack_layout.h"
 #include "../common/row.h"
 #include "reference.h"
+#include "words.h"
 
 using namespace g4test;
+
+extern "C" void test_row_sum_sq(G4SoftThread*, const void*);
+extern "C" void test_row_sum_sq_warp(G4SoftThread*, const void*);
 
 namespace {
 
@@ -19,28 +23,7 @@ std::vector<int> widths() {
 
 Dim grid(uint32_t x, uint32_t y = 1) { return Dim{x, y, 1}; }
 
-// A word under test as a kernel: every thread writes what it was given.
-struct SumParams {
-  const uint16_t* x;
-  float* out;
-  int32_t width;
-};
-
 }  // namespace
-
-G4_KERNEL(test_row_sum_sq, SumParams, 256) {
-  G4_SHARED(float, scratch);
-  p.out[cta.tid()] = g4::row_sum_sq(cta, p.x, p.width, g4::row_whole(p.width), scratch);
-}
-
-// Eight warps, each reducing a head of its own.
-G4_KERNEL(test_row_sum_sq_warp, SumParams, 256) {
-  const uint16_t* x = p.x + cta.warp() * p.width;
-  const bool whole = g4::row_whole(p.width);
-  const g4::Vec16 low = g4::group_load(x, cta.lane() * 8, p.width, whole);
-  const g4::Vec16 high = g4::group_load(x, (cta.lane() + 32) * 8, p.width, whole);
-  p.out[cta.tid()] = g4::row_sum_sq_warp(cta, low, high);
-}
 
 G4_TEST(a_row_sum_has_the_bits_of_the_rule_in_every_thread) {
   Random r(11);

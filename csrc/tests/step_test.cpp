@@ -1,4 +1,6 @@
 // The kernels around a step (step_begin, tail, argmax, pick) against plain models over random tables.
+#include <deque>
+
 #include "reference.h"
 
 using namespace g4test;
@@ -132,6 +134,53 @@ G4_TEST(tail_advances_rows_with_a_slot_and_the_step_once) {
       if (s >= 0) state[s + 1].position++;
     check_same(dstate.download(), state, "slots", rows);
     check_same(step.download(), Ints{42}, "step", rows);
+  }
+}
+
+G4_TEST(the_step_counter_wraps) {
+  Guarded<G4Slot> slots(std::vector<G4Slot>(1));
+  Guarded<int32_t> slot(Ints{-1}), step(Ints{0x7fffffff});
+  G4TailParams p = {slot.ptr(), slots.ptr(), step.ptr(), 1};
+  launch(g4_tail, "g4_tail", &p, grid(1), 128, 0, 1);
+  check_same(step.download(), Ints{INT32_MIN}, "step", 1);
+}
+
+// ---- scatter ----
+
+G4_TEST(scatter_puts_every_run_in_its_place_and_nothing_elsewhere) {
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    Random r(seed);
+    const int used = 1 + (int)r.below(G4_SCATTER_RUNS);
+    Ints src;
+    std::vector<Ints> want, index(used);
+    std::deque<Guarded<int32_t>> dst, places;
+    G4ScatterParams p = {};
+    p.runs_used = used;
+    for (int j = 0; j < used; j++) {
+      const int count = (int)r.below(700), stride = 1 + (int)r.below(30), first = (int)src.size();
+      const bool indexed = r.below(2);
+      for (int i = 0; i < count; i++) src.push_back((int)r.next());
+      Ints order(count + 3);
+      for (int i = 0; i < (int)order.size(); i++) order[i] = i;
+      for (int i = (int)order.size(); i > 1; i--) std::swap(order[i - 1], order[r.below(i)]);
+      Ints target((size_t)(count + 3) * stride);
+      for (int32_t& word : target) word = (int)r.next();
+      dst.emplace_back(target);
+      order.resize(count);
+      for (int i = 0; i < count; i++) {
+        if (indexed && r.below(5) == 0) order[i] = -1;
+        const int place = indexed ? order[i] : i;
+        if (place >= 0) target[(size_t)place * stride] = src[first + i];
+      }
+      want.push_back(target);
+      places.emplace_back(order);
+      p.runs[j] = {dst.back().ptr(), indexed ? places.back().ptr() : nullptr, first, count, stride};
+    }
+    src.push_back(0);
+    Guarded<int32_t> source(src);
+    p.src = source.ptr();
+    launch(g4_scatter, "g4_scatter", &p, grid(used), 256, 0, r.next());
+    for (int j = 0; j < used; j++) check_same(dst[j].download(), want[j], "run", (int)seed);
   }
 }
 

@@ -1,5 +1,7 @@
 //! An engine on the tracer kernels whose every token is compared with the oracle's as it arrives.
 
+use std::time::Duration;
+
 use futures_util::FutureExt;
 use gemma4_serve::engine::Switches;
 use gemma4_serve::engine::handle::TokenStream;
@@ -40,7 +42,13 @@ struct Request {
 
 impl<'a> Rig<'a> {
     pub fn new(world: &'a World, options: &PlanOptions, graphs: bool, switches: Switches) -> Self {
-        let serve = Serve::with(&world.checkpoint, world.device, world.image, options, graphs, switches);
+        // A spin gives the same bytes too; it rides with the pipeline, as on a GPU.
+        let spin = Duration::from_micros(if switches.pipeline { 20 } else { 0 });
+        Self::spinning(world, options, graphs, switches, spin)
+    }
+
+    pub fn spinning(world: &'a World, options: &PlanOptions, graphs: bool, switches: Switches, spin: Duration) -> Self {
+        let serve = Serve::with(&world.checkpoint, world.device, world.image, options, graphs, switches, spin);
         Rig { world, serve, requests: Vec::new(), wrong: Vec::new(), dead: false, steps: 0 }
     }
 

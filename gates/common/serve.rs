@@ -26,9 +26,10 @@ impl Serve {
     #[allow(dead_code, reason = "gates of the real kernels")]
     pub fn new(checkpoint: &Checkpoint, device: DeviceKind, options: &PlanOptions, graphs: bool) -> Self {
         let switches = Switches { pipeline: false, ..Switches::default() };
-        Self::with(checkpoint, device, KernelImage::Shipped(device), options, graphs, switches)
+        Self::with(checkpoint, device, KernelImage::Shipped(device), options, graphs, switches, Duration::ZERO)
     }
 
+    #[allow(clippy::too_many_arguments, reason = "what an engine is built from")]
     pub fn with(
         checkpoint: &Checkpoint,
         device: DeviceKind,
@@ -36,9 +37,12 @@ impl Serve {
         options: &PlanOptions,
         graphs: bool,
         switches: Switches,
+        spin: Duration,
     ) -> Self {
-        let (mut runner, _) =
-            build_runner(checkpoint, device, image, options, Duration::ZERO, &mut |_, _| {}).expect("a runner");
+        let (mut runner, _) = build_runner(checkpoint, device, image, options, spin, &mut |_, _| {}).expect("a runner");
+        if !switches.tail {
+            runner.without_tail();
+        }
         runner.warm_up().expect("a warm-up");
         if graphs {
             runner.capture(|_| {}).expect("a capture");
@@ -60,7 +64,7 @@ impl Serve {
         if !self.engine.step().expect("a step") {
             return false;
         }
-        let rows = self.engine.last_rows().to_vec();
+        let rows: Vec<RequestId> = self.engine.last_rows().collect();
         if !rows.is_empty() {
             let logits = self.engine.runner().read_logits(rows.len()).expect("logits");
             for (id, row) in rows.iter().zip(logits.chunks(self.vocab)) {

@@ -71,7 +71,19 @@ pub struct DeviceSlice<T> {
     _element: PhantomData<*const T>,
 }
 
+impl<T> DeviceSlice<T> {
+    /// No memory at all.
+    pub const EMPTY: Self = DeviceSlice { address: 0, len: 0, _element: PhantomData };
+}
+
 impl<T: Pod> DeviceSlice<T> {
+    /// The same bytes as elements of another type. Panics when they are no whole number of those.
+    pub fn cast<U: Pod>(&self) -> DeviceSlice<U> {
+        let (bytes, size) = (self.bytes(), size_of::<U>());
+        assert!(bytes.is_multiple_of(size) && self.address.is_multiple_of(align_of::<U>() as u64));
+        DeviceSlice { address: self.address, len: bytes / size, _element: PhantomData }
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }

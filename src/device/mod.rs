@@ -13,6 +13,7 @@ mod graph;
 mod loader;
 pub mod mmap;
 mod module;
+pub mod nvtx;
 pub mod soft;
 mod stream;
 

@@ -72,25 +72,27 @@ pub fn counter(name: &str) -> Option<u64> {
     .and_then(|value| u64::try_from(value).ok())
 }
 
-/// All counters by name; empty on a GPU.
-pub fn counters() -> Vec<(String, u64)> {
+/// All counters by name; empty on a GPU. The functions are looked up once, not once a counter.
+pub fn counters() -> Vec<(&'static str, u64)> {
+    type Name = unsafe extern "C" fn(c_int) -> *const c_char;
+    type Value = unsafe extern "C" fn(c_int) -> u64;
+    let (Some(name_at), Some(value_at)) =
+        (control("g4soft_counter_name", |f: Name| f), control("g4soft_counter_at", |f: Value| f))
+    else {
+        return Vec::new();
+    };
     let mut all = Vec::new();
-    for id in 0.. {
-        let name = control("g4soft_counter_name", |f: unsafe extern "C" fn(c_int) -> *const c_char| {
-            // SAFETY: any id is allowed; past the last it returns null.
-            unsafe { f(id) }
-        });
-        match name {
-            Some(name) if !name.is_null() => {
-                // SAFETY: a static NUL-terminated string of the loaded library.
-                let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy().into_owned();
-                let value = counter(&name).unwrap_or(0);
-                all.push((name, value));
-            }
-            _ => return all,
+    loop {
+        let id = all.len() as c_int;
+        // SAFETY: any id is allowed; past the last the name is null.
+        let (name, value) = unsafe { (name_at(id), value_at(id)) };
+        if name.is_null() {
+            return all;
         }
+        // SAFETY: a static NUL-terminated string of a library that is never unloaded.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) };
+        all.push((name.to_str().unwrap_or("?"), value));
     }
-    all
 }
 
 /// Sets an option of the device; false when it is not loaded, the name is unknown or it is too late.

@@ -1,11 +1,12 @@
 //! The engine's counters: handles made once, so that a step only adds to atomics.
 
-use metrics::{Counter, counter};
+use metrics::{Counter, Gauge, counter, gauge};
 
-use crate::device::Traffic;
+use crate::device::{Traffic, soft};
 use crate::metrics::{
-    D2H_COPIES_TOTAL, GRAPH_LAUNCHES_TOTAL, H2D_BYTES_TOTAL, H2D_COPIES_TOTAL, KERNEL_LAUNCHES_TOTAL,
-    PIPELINE_DRAINS_TOTAL, REBUILDS_TOTAL, STEPS_TOTAL, WAITS_TOTAL, WASTED_ROW_STEPS_TOTAL,
+    D2H_COPIES_TOTAL, GRAPH_LAUNCHES_TOTAL, H2D_BYTES_TOTAL, H2D_COPIES_TOTAL, KERNEL_LAUNCHES_TOTAL, KV_PAGES_FREE,
+    PIPELINE_DRAINS_TOTAL, REBUILDS_TOTAL, REQUESTS_RUNNING, SOFT_DEVICE, STEPS_TOTAL, WAITS_TOTAL,
+    WASTED_ROW_STEPS_TOTAL,
 };
 use crate::scheduler::RebuildCause;
 use crate::slots::Waited;
@@ -43,6 +44,15 @@ pub struct EngineCounters {
     kernel_launches: Counter,
     graph_launches_decode: Counter,
     graph_launches_sampler: Counter,
+    running: Gauge,
+    pages_free: [Gauge; 2],
+}
+
+/// Publishes the software device's own counters; on a GPU there are none. Any thread may call it.
+pub fn publish_soft_counters() {
+    for (name, value) in soft::counters() {
+        gauge!(SOFT_DEVICE, "counter" => name).set(value as f64);
+    }
 }
 
 impl EngineCounters {
@@ -62,6 +72,8 @@ impl EngineCounters {
             kernel_launches: counter!(KERNEL_LAUNCHES_TOTAL),
             graph_launches_decode: counter!(GRAPH_LAUNCHES_TOTAL, "graph" => "decode"),
             graph_launches_sampler: counter!(GRAPH_LAUNCHES_TOTAL, "graph" => "sampler"),
+            running: gauge!(REQUESTS_RUNNING),
+            pages_free: ["sliding", "global"].map(|family| gauge!(KV_PAGES_FREE, "family" => family)),
         }
     }
 
@@ -105,5 +117,13 @@ impl EngineCounters {
         self.kernel_launches.absolute(traffic.kernel_launches);
         self.graph_launches_decode.absolute(bucket_launches);
         self.graph_launches_sampler.absolute(bucket_launches);
+    }
+
+    /// Running sequences, and free pages of the sliding and the global family.
+    pub fn gauges(&self, running: usize, pages_free: [usize; 2]) {
+        self.running.set(running as f64);
+        for (gauge, free) in self.pages_free.iter().zip(pages_free) {
+            gauge.set(free as f64);
+        }
     }
 }

@@ -88,7 +88,10 @@ impl Ticket {
 
     /// Async side: asks the engine to end the request at the next step boundary. The first reason stays.
     pub fn cancel(&self, why: Cancel) {
-        let _ = self.cancel.compare_exchange(0, why as u8, Ordering::AcqRel, Ordering::Acquire);
+        if self.cancel.compare_exchange(0, why as u8, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            // Behind the reason, so that whoever sees the news finds it.
+            self.shared.cancel_news.store(true, Ordering::Release);
+        }
     }
 
     /// Either side: whether the request should end, and why.
@@ -122,6 +125,8 @@ struct Shared {
     waiting: AtomicUsize,
     waiting_max: usize,
     next_id: AtomicU64,
+    /// Some request was cancelled since the engine last asked. Set by the async side, cleared by the engine.
+    cancel_news: AtomicBool,
     /// Accepted and not yet reaped by the dispatcher. Never taken by the engine thread in a step.
     live: Mutex<Vec<Arc<Ticket>>>,
     /// Set by the engine once a step that published something.
@@ -181,6 +186,7 @@ pub fn door(waiting_max: usize) -> (EngineHandle, EngineDoor) {
         waiting: AtomicUsize::new(0),
         waiting_max,
         next_id: AtomicU64::new(1),
+        cancel_news: AtomicBool::new(false),
         live: Mutex::new(Vec::new()),
         step: Notify::new(),
         epoch: Instant::now(),
@@ -405,6 +411,12 @@ impl EngineDoor {
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => return None,
             }
         }
+    }
+
+    /// Whether some request was cancelled since the last call. A ticket that is still in the queue counts too, so the
+    /// engine looks at each it takes.
+    pub fn cancel_news(&self) -> bool {
+        self.shared.cancel_news.load(Ordering::Relaxed) && self.shared.cancel_news.swap(false, Ordering::AcqRel)
     }
 
     /// Parks until a submission comes, the state changes, or `limit` passes.

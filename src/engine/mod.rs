@@ -10,17 +10,18 @@ pub mod runner;
 pub mod start;
 
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::device::{DriverError, soft};
+use crate::device::{DriverError, nvtx, soft};
 use crate::kv::{Family, PoolId, StepNumber};
 use crate::limits::STOP_TOKEN_IDS_MAX;
-use crate::metrics;
+use crate::metrics::STEP_SECONDS;
 use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN, G4_TOKEN_NONE};
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::request::{Cancel, Failure, RequestId, Terminal};
-use crate::scheduler::{Plan, RebuildCause, Row, Scheduler};
+use crate::scheduler::{Chunk, Plan, RebuildCause, RosterGeneration, Row, Scheduler};
 use crate::slots::CollectError;
 use counters::{DrainCause, EngineCounters, StepKind};
 use handle::{EngineDoor, Ticket};
@@ -33,17 +34,19 @@ pub struct Switches {
     pub pipeline: bool,
     /// Upload the row index only when the roster's generation is new.
     pub fingerprint: bool,
+    /// Let the device advance positions; otherwise the host uploads them before every decode step.
+    pub tail: bool,
 }
 
 impl Default for Switches {
     fn default() -> Self {
-        Switches { pipeline: true, fingerprint: true }
+        Switches { pipeline: true, fingerprint: true, tail: true }
     }
 }
 
 /// How long an idle engine sleeps before it looks at its state again; submissions wake it at once.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
-/// Least time between two publications of gauges and device counters.
+/// Least time between two publications of gauges.
 const GAUGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why the engine stops serving. Whatever was in flight has been failed with this text.
@@ -54,7 +57,7 @@ pub enum EngineError {
     #[error("wrong state: {0}")]
     Collect(CollectError),
     #[error("wrong state: {id} got record token {token} at step {step}")]
-    BadState { id: RequestId, token: i32, step: i32 },
+    BadState { id: RequestId, token: i32, step: u64 },
 }
 
 impl From<CollectError> for EngineError {
@@ -66,13 +69,14 @@ impl From<CollectError> for EngineError {
     }
 }
 
-/// A sequence the engine knows: waiting or running.
-struct Sequence {
+/// A sequence that holds a slot.
+struct Running {
+    id: RequestId,
     ticket: Arc<Ticket>,
-    running: bool,
     /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is
     /// the one stop the host knows ahead, so no step is launched for it in vain.
     tokens_launched: u32,
+    tokens_max: u32,
 }
 
 /// Steps in flight at most: the one that runs, and the one launched before it that is being collected.
@@ -88,39 +92,64 @@ pub struct Engine {
     runner: Runner,
     scheduler: Scheduler,
     door: EngineDoor,
-    sequences: HashMap<RequestId, Sequence>,
+    waiting: HashMap<RequestId, Arc<Ticket>>,
+    /// By slot.
+    running: Vec<Option<Running>>,
     /// By slot, raised at each admission to it; every record carries it.
     generations: Vec<u32>,
     eos_ids: Vec<u32>,
     switches: Switches,
     in_flight: VecDeque<InFlight>,
     /// Last collected step.
-    collected: i32,
+    collected: u64,
     records: Vec<G4Record>,
-    /// Row lists of collected steps, used again.
-    spare_rows: Vec<Vec<RowOwner>>,
+    /// The rows of the roster last launched, and its generation.
+    roster_rows: Rc<[RowOwner]>,
+    roster: Option<RosterGeneration>,
+    /// Decode steps launched for `roster_rows` that their `tokens_launched` does not count yet, and how many there can
+    /// be until one of them has launched its last token: so a regular step touches no row when it is launched.
+    roster_steps: u32,
+    roster_steps_max: u32,
+    /// What a step without records has.
+    no_rows: Rc<[RowOwner]>,
+    /// A request was cancelled before its ticket was taken from the queue.
+    cancel_news: bool,
     counters: EngineCounters,
+    /// Sequences or pages changed hands since the gauges were published.
+    gauges_stale: bool,
     gauges_at: Option<Instant>,
     /// Rows of the last collected step.
-    last_rows: Vec<RequestId>,
+    last_rows: Rc<[RowOwner]>,
+    /// Since when the step that is collected next has had the device, for the step time.
+    step_began: Option<Instant>,
 }
 
 impl Engine {
     pub fn new(runner: Runner, door: EngineDoor, switches: Switches) -> Self {
         let geometry = &runner.forward.geometry;
+        assert_eq!(runner.has_tail(), switches.tail, "the tail is part of what the runner captured");
+        let no_rows: Rc<[RowOwner]> = Rc::new([]);
         Engine {
             scheduler: Scheduler::new(geometry.max_running, geometry.chunk_tokens, geometry.kv_shape()),
             generations: vec![0; geometry.max_running],
             eos_ids: runner.forward.config.eos_ids.clone(),
-            sequences: HashMap::new(),
+            waiting: HashMap::new(),
+            running: (0..geometry.max_running).map(|_| None).collect(),
             switches,
             in_flight: VecDeque::with_capacity(DEPTH),
-            collected: 0,
+            collected: runner.steps_launched(),
             records: Vec::with_capacity(geometry.max_running),
-            spare_rows: (0..DEPTH + 1).map(|_| Vec::with_capacity(geometry.max_running)).collect(),
+            roster_rows: no_rows.clone(),
+            roster: None,
+            last_rows: no_rows.clone(),
+            no_rows,
+            roster_steps: 0,
+            roster_steps_max: u32::MAX,
+            cancel_news: false,
             counters: EngineCounters::new(),
+            gauges_stale: true,
             gauges_at: None,
-            last_rows: Vec::with_capacity(geometry.max_running),
+            step_began: None,
             runner,
             door,
         }
@@ -145,7 +174,7 @@ impl Engine {
         loop {
             if !self.step()? {
                 self.publish_gauges(true);
-                if self.door.stopping() && self.sequences.is_empty() {
+                if self.door.stopping() && self.is_empty() {
                     return Ok(());
                 }
                 if let Some(ticket) = self.door.wait(IDLE_WAIT) {
@@ -157,12 +186,19 @@ impl Engine {
 
     /// Who had a row in the last collected step, in row order; gates read their logits through [`Engine::runner`],
     /// which holds those of the last launched step: the same one without pipelining.
-    pub fn last_rows(&self) -> &[RequestId] {
-        &self.last_rows
+    pub fn last_rows(&self) -> impl Iterator<Item = RequestId> {
+        self.last_rows.iter().map(|owner| owner.id)
     }
 
     pub fn runner(&mut self) -> &mut Runner {
         &mut self.runner
+    }
+
+    /// Counts steps from `step` on, with nothing in flight: tests of the 32-bit counter's wrap.
+    pub fn count_from(&mut self, step: u64) -> Result<(), EngineError> {
+        assert!(self.in_flight.is_empty());
+        self.collected = step;
+        Ok(self.runner.count_from(step)?)
     }
 
     /// What is waiting, running and free; for gates.
@@ -170,10 +206,12 @@ impl Engine {
         &self.scheduler
     }
 
-    /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it.
+    /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it. Not inlined: instructions
+    /// are counted by this name (scripts/bench_step.sh).
+    #[inline(never)]
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
-        self.admit()?;
+        self.admit();
         let launched = self.launch()?;
         let stay = if launched && self.switches.pipeline { DEPTH - 1 } else { 0 };
         let drains = !launched && !self.in_flight.is_empty();
@@ -183,8 +221,15 @@ impl Engine {
         if drains {
             self.counters.drained(DrainCause::Idle);
         }
-        self.publish_gauges(false);
+        self.counters.traffic(&self.runner.context.traffic(), self.runner.bucket_launches());
+        if self.gauges_stale {
+            self.publish_gauges(false);
+        }
         Ok(launched || drains)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.running.iter().all(Option::is_none)
     }
 
     /// Takes submissions and ends what was cancelled.
@@ -192,8 +237,17 @@ impl Engine {
         while let Some(ticket) = self.door.try_next() {
             self.accept(ticket);
         }
+        if self.door.cancel_news() || self.cancel_news {
+            self.cancel_news = false;
+            self.end_cancelled();
+        }
+    }
+
+    fn end_cancelled(&mut self) {
+        let waiting = self.waiting.iter().map(|(&id, ticket)| (id, ticket));
+        let running = self.running.iter().flatten().map(|running| (running.id, &running.ticket));
         let cancelled: Vec<(RequestId, Cancel)> =
-            self.sequences.iter().filter_map(|(&id, s)| Some((id, s.ticket.cancelled()?))).collect();
+            waiting.chain(running).filter_map(|(id, ticket)| Some((id, ticket.cancelled()?))).collect();
         for (id, why) in cancelled {
             let terminal = match why {
                 Cancel::ClientGone | Cancel::StopString => Terminal::Cancelled,
@@ -212,7 +266,8 @@ impl Engine {
         let request = &ticket.request;
         match self.scheduler.enqueue(ticket.id, request.prompt.len(), request.kv_tokens_max()) {
             Ok(()) => {
-                self.sequences.insert(ticket.id, Sequence { ticket, running: false, tokens_launched: 0 });
+                self.cancel_news |= ticket.cancelled().is_some();
+                self.waiting.insert(ticket.id, ticket);
             }
             Err(shortage) => {
                 ticket.finish(Terminal::Failed(Failure::Engine(shortage.to_string())));
@@ -221,69 +276,121 @@ impl Engine {
         }
     }
 
-    /// Starts waiting sequences while slots and pages are free: uploads their page tables.
-    fn admit(&mut self) -> Result<(), EngineError> {
+    /// Gives slots and pages to waiting sequences while both are free. The device hears of it with the first chunk.
+    fn admit(&mut self) {
         while let Some(admission) = self.scheduler.admit() {
-            let pages = |ids: &[crate::kv::PageId]| ids.iter().map(|page| page.index() as u32).collect::<Vec<_>>();
-            let slot = admission.slot.index();
-            let (sliding, global) = (pages(admission.reservation.sliding()), pages(admission.reservation.global()));
-            self.generations[slot] += 1;
-            let sequence = self.sequences.get_mut(&admission.id).expect("an admitted sequence is known");
-            sequence.running = true;
-            sequence.ticket.leave_waiting();
-            self.runner.grant_pages(slot, &sliding, &global)?;
+            let (id, slot) = (admission.id, admission.slot.index());
+            let ticket = self.waiting.remove(&id).expect("an admitted sequence waited");
+            ticket.leave_waiting();
+            // A wrap would take 2^32 requests through one slot, and two of them in flight at once.
+            self.generations[slot] = self.generations[slot].wrapping_add(1);
+            let tokens_max = ticket.request.max_tokens;
+            let running = Running { id, ticket, tokens_launched: 0, tokens_max };
+            assert!(self.running[slot].replace(running).is_none(), "slot {slot} was granted while it was held");
+            self.gauges_stale = true;
         }
-        Ok(())
     }
 
     /// Launches what the scheduler plans; false when it plans nothing.
     fn launch(&mut self) -> Result<bool, EngineError> {
-        let mut rows = self.spare_rows.pop().unwrap_or_default();
-        rows.clear();
-        let flight = match self.scheduler.plan() {
-            Plan::Idle => {
-                self.spare_rows.push(rows);
-                return Ok(false);
-            }
-            Plan::Prefill(chunk) => {
-                let slot = chunk.slot.index();
-                let ticket = &self.sequences[&chunk.id].ticket;
-                let tokens = &ticket.request.prompt[chunk.start..chunk.start + chunk.len];
-                let last = chunk.last.then(|| slot_state(ticket, self.generations[slot]));
-                if chunk.last {
-                    rows.push(RowOwner { slot, generation: self.generations[slot], id: chunk.id });
+        let planning = nvtx::range(c"plan");
+        let plan = self.scheduler.plan();
+        drop(planning);
+        let flight = match plan {
+            Plan::Idle => return Ok(false),
+            Plan::Prefill(chunk) => self.launch_chunk(chunk)?,
+            Plan::Decode { roster_generation, rows, cause, .. } => {
+                let is_new = self.roster != Some(roster_generation);
+                if is_new || !self.switches.fingerprint {
+                    let owner = |row: &Row| {
+                        let slot = row.slot.index();
+                        RowOwner { slot, generation: self.generations[slot], id: row.id }
+                    };
+                    let rows: Rc<[RowOwner]> = rows.iter().map(owner).collect();
+                    self.count_roster_steps();
+                    self.roster_rows = rows;
+                    self.roster = Some(roster_generation);
+                    self.roster_steps_max = self.steps_until_exhausted();
                 }
-                self.counters.step(StepKind::Prefill);
-                let chunk = PromptChunk { slot, start: chunk.start, tokens, last };
-                self.runner.launch_prompt(chunk, rows)?
-            }
-            Plan::Decode { roster_generation, rows: roster, cause, .. } => {
-                let generation = |slot: usize| self.generations[slot];
-                let owner = |row: &Row| {
-                    let slot = row.slot.index();
-                    RowOwner { slot, generation: generation(slot), id: row.id }
-                };
-                rows.extend(roster.iter().map(owner));
                 if !self.switches.fingerprint {
                     self.runner.forget_roster();
                 }
-                let (flight, rebuilt) = self.runner.launch_decode(roster_generation.0, rows)?;
+                let (flight, rebuilt) = self.runner.launch_decode(roster_generation.0, self.roster_rows.clone())?;
                 self.counters.step(if rebuilt { StepKind::Rebuild } else { StepKind::Regular });
                 if rebuilt {
-                    self.counters.rebuilt(if self.switches.fingerprint { cause } else { RebuildCause::Forced });
+                    self.counters.rebuilt(if is_new { cause } else { RebuildCause::Forced });
+                }
+                self.roster_steps += 1;
+                if self.roster_steps == self.roster_steps_max {
+                    self.count_roster_steps();
+                    self.exhaust();
+                    self.roster_steps_max = self.steps_until_exhausted();
                 }
                 flight
             }
         };
-        for row in &flight.rows {
-            let sequence = self.sequences.get_mut(&row.id).expect("a planned sequence is known");
-            sequence.tokens_launched += 1;
-            if sequence.tokens_launched == sequence.ticket.request.max_tokens {
-                self.scheduler.exhaust(row.id);
-            }
+        if self.in_flight.is_empty() {
+            self.step_began = Some(Instant::now());
         }
         self.in_flight.push_back(flight);
         Ok(true)
+    }
+
+    fn launch_chunk(&mut self, chunk: Chunk) -> Result<InFlight, EngineError> {
+        let slot = chunk.slot.index();
+        let generation = self.generations[slot];
+        let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
+        let rows = match chunk.last {
+            true => Rc::new([RowOwner { slot, generation, id: chunk.id }]),
+            false => self.no_rows.clone(),
+        };
+        self.counters.step(StepKind::Prefill);
+        let prompt = PromptChunk {
+            slot,
+            start: chunk.start,
+            tokens: &ticket.request.prompt[chunk.start..chunk.start + chunk.len],
+            pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
+            last: chunk.last.then(|| slot_state(ticket, generation)),
+        };
+        let flight = self.runner.launch_prompt(prompt, rows)?;
+        if chunk.last {
+            let running = self.running[slot].as_mut().expect("a prefilling sequence runs");
+            running.tokens_launched = 1;
+            if running.tokens_max == 1 {
+                self.scheduler.exhaust(chunk.id);
+            }
+        }
+        Ok(flight)
+    }
+
+    /// Adds the steps launched for the roster to each of its sequences.
+    fn count_roster_steps(&mut self) {
+        for owner in self.roster_rows.iter() {
+            if let Some(running) = self.running[owner.slot].as_mut().filter(|running| running.id == owner.id) {
+                running.tokens_launched += self.roster_steps;
+            }
+        }
+        self.roster_steps = 0;
+    }
+
+    /// Takes the sequences out of the roster whose last token's step is launched.
+    fn exhaust(&mut self) {
+        for owner in self.roster_rows.iter() {
+            if let Some(running) = self.running(owner)
+                && running.tokens_launched == running.tokens_max
+            {
+                self.scheduler.exhaust(owner.id);
+            }
+        }
+    }
+
+    /// Steps until the first sequence of the roster has launched its last token.
+    fn steps_until_exhausted(&self) -> u32 {
+        let left = self.roster_rows.iter().filter_map(|owner| {
+            let running = self.running(owner)?;
+            Some(running.tokens_max - running.tokens_launched)
+        });
+        left.filter(|&left| left > 0).min().unwrap_or(u32::MAX)
     }
 
     /// Waits for the oldest step in flight, checks its records against its owners, publishes tokens and terminals, and
@@ -294,32 +401,45 @@ impl Engine {
         let records = &mut self.records;
         let how = self.runner.collect(&flight, |_, record| records.push(record))?;
         self.counters.waited(how);
+        let now = Instant::now();
+        if let Some(began) = self.step_began.replace(now) {
+            STEP_SECONDS.record(now - began);
+        }
         self.assert_quarantine(&flight);
         self.collected = flight.step;
-        self.scheduler.collected(StepNumber(flight.step as u64));
-        self.last_rows.clear();
-        for (index, owner) in flight.rows.iter().enumerate() {
-            let record = self.records[index];
-            self.last_rows.push(owner.id);
-            if let Some(terminal) = self.settle_row(owner.id, flight.step, &record)? {
+        self.scheduler.collected(StepNumber(flight.step));
+        let _settling = nvtx::range(c"settle");
+        for index in 0..flight.rows.len() {
+            let (owner, record) = (&flight.rows[index], self.records[index]);
+            if !self.settle_running_on(owner, &record)
+                && let Some(terminal) = self.settle_row(owner, flight.step, &record)?
+            {
                 self.end(owner.id, terminal);
             }
         }
         if !flight.rows.is_empty() {
             self.door.step_done();
         }
-        self.spare_rows.push(flight.rows);
+        self.last_rows = flight.rows;
         Ok(())
+    }
+
+    /// The owner's sequence, unless it has ended.
+    fn running(&self, owner: &RowOwner) -> Option<&Running> {
+        self.running[owner.slot].as_ref().filter(|running| running.id == owner.id)
     }
 
     /// Step rule 5, from the reader's end: no slot of the step was granted again, and what its ended rows held is not
     /// free. One stream keeps the order of device work, so a breach would show in no token until something beside the
     /// stream reads pages.
     fn assert_quarantine(&self, flight: &InFlight) {
-        let granted_again = |owner: &&RowOwner| self.generations[owner.slot] != owner.generation;
-        let reused = flight.rows.iter().find(granted_again);
-        assert!(reused.is_none(), "a slot was granted again before step {} was collected: {reused:?}", flight.step);
-        if flight.rows.iter().any(|owner| !self.sequences.contains_key(&owner.id)) {
+        let mut has_ended = false;
+        for owner in flight.rows.iter() {
+            let is_reused = self.generations[owner.slot] != owner.generation;
+            assert!(!is_reused, "a slot was granted again before step {} was collected: {owner:?}", flight.step);
+            has_ended |= self.running(owner).is_none();
+        }
+        if has_ended {
             let kv = self.scheduler.kv();
             let pages = [Family::Sliding, Family::Global].map(|family| kv.pool(family).quarantined_count());
             let slots = self.scheduler.slots().quarantined_count();
@@ -327,9 +447,26 @@ impl Engine {
         }
     }
 
+    /// Publishes the token of a row that goes on, which is what nearly every row of every step does; false, and nothing
+    /// done, for any other.
+    #[inline]
+    fn settle_running_on(&self, owner: &RowOwner, record: &G4Record) -> bool {
+        let Some(running) = self.running(owner) else { return false };
+        let (ticket, token) = (&running.ticket, record.token as u32);
+        let request = &ticket.request;
+        let goes_on = record.token >= 0
+            && ticket.published() + 1 < running.tokens_max
+            && (request.ignore_eos || !self.eos_ids.contains(&token))
+            && !request.stop_token_ids.contains(&token);
+        if goes_on {
+            ticket.publish(token);
+        }
+        goes_on
+    }
+
     /// Publishes one row's token; the terminal if this was its last.
-    fn settle_row(&self, id: RequestId, step: i32, record: &G4Record) -> Result<Option<Terminal>, EngineError> {
-        let Some(sequence) = self.sequences.get(&id) else {
+    fn settle_row(&self, owner: &RowOwner, step: u64, record: &G4Record) -> Result<Option<Terminal>, EngineError> {
+        let Some(running) = self.running(owner) else {
             // Ended while this step was in flight: by the device (then the row was padding), or by the host, too late
             // for this one row.
             if record.token != G4_TOKEN_NONE {
@@ -337,13 +474,13 @@ impl Engine {
             }
             return Ok(None);
         };
-        let ticket = &sequence.ticket;
+        let ticket = &running.ticket;
         let output_index = ticket.published();
         let token = match record.token {
             token if token >= 0 => token as u32,
             G4_TOKEN_NAN => return Ok(Some(Terminal::Failed(Failure::NotANumber { output_index }))),
             G4_TOKEN_MASKED => return Ok(Some(Terminal::Failed(Failure::AllMasked { output_index }))),
-            token => return Err(EngineError::BadState { id, token, step }),
+            token => return Err(EngineError::BadState { id: owner.id, token, step }),
         };
         ticket.publish(token);
         let request = &ticket.request;
@@ -351,35 +488,40 @@ impl Engine {
         if is_eos || request.stop_token_ids.contains(&token) {
             return Ok(Some(Terminal::Stop));
         }
-        Ok((output_index + 1 == request.max_tokens).then_some(Terminal::Length))
+        Ok((output_index + 1 == running.tokens_max).then_some(Terminal::Length))
     }
 
     /// Takes a sequence out of every table and gives it its terminal. Its slot and pages stay in quarantine until the
     /// last launched step is collected.
     fn end(&mut self, id: RequestId, terminal: Terminal) {
-        let Some(sequence) = self.sequences.remove(&id) else { return };
-        let launched = self.runner.steps_launched();
-        self.scheduler.cancel(id, (launched > 0 && sequence.running).then_some(StepNumber(launched as u64)));
-        self.scheduler.collected(StepNumber(self.collected as u64));
-        sequence.ticket.finish(terminal);
+        let is_it = |running: &Option<Running>| running.as_ref().is_some_and(|running| running.id == id);
+        let ticket = match self.waiting.remove(&id) {
+            Some(ticket) => {
+                self.scheduler.cancel(id, None);
+                ticket
+            }
+            None => {
+                let Some(running) = self.running.iter_mut().find(|r| is_it(r)).and_then(Option::take) else { return };
+                let launched = self.runner.steps_launched();
+                self.scheduler.cancel(id, (launched > 0).then_some(StepNumber(launched)));
+                self.scheduler.collected(StepNumber(self.collected));
+                running.ticket
+            }
+        };
+        self.gauges_stale = true;
+        ticket.finish(terminal);
     }
 
-    /// Gauges of the scheduler and, on the software device, its counters: now (idle), or when the interval is over.
+    /// Gauges of the scheduler: now (idle), or when the interval is over. They change with rosters, not with steps.
     fn publish_gauges(&mut self, now: bool) {
         if !now && self.gauges_at.is_some_and(|at| at.elapsed() < GAUGE_INTERVAL) {
             return;
         }
         self.gauges_at = Some(Instant::now());
-        let running = self.sequences.values().filter(|s| s.running).count();
-        ::metrics::gauge!(metrics::REQUESTS_RUNNING).set(running as f64);
-        for (family, label) in [(Family::Sliding, "sliding"), (Family::Global, "global")] {
-            let free = self.scheduler.kv().pool(family).free_count();
-            ::metrics::gauge!(metrics::KV_PAGES_FREE, "family" => label).set(free as f64);
-        }
-        self.counters.traffic(&self.runner.context.traffic(), self.runner.bucket_launches());
-        for (name, value) in soft::counters() {
-            ::metrics::gauge!(metrics::SOFT_DEVICE, "counter" => name).set(value as f64);
-        }
+        self.gauges_stale = false;
+        let kv = self.scheduler.kv();
+        let free = [Family::Sliding, Family::Global].map(|family| kv.pool(family).free_count());
+        self.counters.gauges(self.running.iter().flatten().count(), free);
     }
 }
 

@@ -4,17 +4,19 @@
 //! same kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a
 //! decode step.
 
+use std::rc::Rc;
 use std::time::Duration;
 
-use crate::device::{Context, DeviceBuffer, DriverError, Stream};
+use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
+use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::request::RequestId;
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
-use crate::slots::{CollectError, Readback, Waited};
-use crate::step::StepTables;
+use crate::slots::{CollectError, Readback, Waited, device_step};
+use crate::step::{PromptUpload, StepState, StepTables};
 
 /// Everything on the device, and the one stream it runs on. Lives on the engine thread.
 pub struct Runner {
@@ -28,18 +30,23 @@ pub struct Runner {
     pub stream: Stream,
     pub context: Context,
     buckets: Vec<usize>,
-    /// Steps launched; the device's counter holds the same after its tail.
-    step: i32,
+    /// Steps launched; the device's counter holds the low 32 bits of it after its tail.
+    step: u64,
     /// Roster the device's row index was built for.
     roster: Option<u64>,
+    /// Whether the device advances positions and the step's number itself.
+    has_tail: bool,
+    /// By slot, the position its next decode step feeds: the mirror of what was launched. Read without the tail only.
+    positions: Vec<i32>,
     bucket_launches: u64,
 }
 
-/// A launched step: its number and who its rows belonged to. Collection uses this list, never the current roster.
-#[derive(Debug)]
+/// A launched step: its number and who its rows belonged to. Collection uses this list, never the current roster; it is
+/// shared by the steps of one roster.
+#[derive(Clone, Debug)]
 pub struct InFlight {
-    pub step: i32,
-    pub rows: Vec<RowOwner>,
+    pub step: u64,
+    pub rows: Rc<[RowOwner]>,
 }
 
 /// Owner of one row of a launched step.
@@ -55,6 +62,8 @@ pub struct PromptChunk<'a> {
     pub slot: usize,
     pub start: usize,
     pub tokens: &'a [u32],
+    /// The slot's pages, with the first chunk; none: they were granted by hand.
+    pub pages: Option<&'a Reservation>,
     /// The slot's state for decoding when this is the prompt's last chunk: then the first token is sampled.
     pub last: Option<G4Slot>,
 }
@@ -75,6 +84,8 @@ impl Runner {
             context,
             step: 0,
             roster: None,
+            has_tail: true,
+            positions: vec![0; g.max_running],
             bucket_launches: 0,
         })
     }
@@ -91,16 +102,22 @@ impl Runner {
         self.tap.as_ref()
     }
 
+    /// Leaves the tail kernel out: the host uploads positions before every decode step. Before any capture.
+    pub fn without_tail(&mut self) {
+        assert!(self.graphs.is_empty(), "the tail is part of the captured graphs");
+        self.has_tail = false;
+    }
+
+    pub fn has_tail(&self) -> bool {
+        self.has_tail
+    }
+
     /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
     pub fn warm_up(&mut self) -> Result<(), DriverError> {
-        self.tables.upload_rows(&self.stream, std::iter::empty())?;
         let rows = self.forward.geometry.chunk_tokens.min(129);
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.
-            let padding = vec![0; count];
-            let mut rows = self.tables.upload_prompt(&self.stream, 0, 0, &padding)?;
-            self.stream.fill(rows.slot, 0xff)?;
-            rows.count = count;
+            let rows = self.tables.padding_prompt(&self.stream, &self.forward.kernels, count)?;
             self.forward.run(&self.stream, rows, Mode::Prompt { slot: 0, start: 0 }, None)?;
         }
         for bucket in self.buckets.clone() {
@@ -127,8 +144,14 @@ impl Runner {
     }
 
     /// Steps launched so far.
-    pub fn steps_launched(&self) -> i32 {
+    pub fn steps_launched(&self) -> u64 {
         self.step
+    }
+
+    /// Counts steps from `step` on, with none in flight: tests of the 32-bit counter's wrap.
+    pub fn count_from(&mut self, step: u64) -> Result<(), DriverError> {
+        self.step = step;
+        self.stream.upload(self.tables.step.all(), &[device_step(step)])
     }
 
     /// Nodes of all captured graphs.
@@ -136,52 +159,115 @@ impl Runner {
         self.graphs.iter().map(|g| g.nodes).sum()
     }
 
-    /// Grants pages to a slot.
+    /// Grants pages to a slot by hand (`score`, `bench`).
     pub fn grant_pages(&mut self, slot: usize, sliding: &[u32], global: &[u32]) -> Result<(), DriverError> {
-        self.tables.upload_pages(&self.stream, &self.forward.cache, slot, sliding, global)
+        self.tables.set_pages(&self.stream, &self.forward.cache, slot, sliding, global)
     }
 
-    /// Uploads a slot's state by hand (`score`, which feeds tokens of its own).
+    /// Uploads a slot's state by hand (`score`, `bench`, which feed tokens of their own).
     pub fn set_slot(&mut self, slot: usize, state: G4Slot) -> Result<(), DriverError> {
-        self.tables.upload_slot(&self.stream, slot, state)
+        self.positions[slot] = state.position;
+        self.tables.set_slot(&self.stream, slot, state)
     }
 
     /// Launches one chunk. With `last` the step has one row to collect, whose owner is the one of `rows`; otherwise
     /// none.
-    pub fn launch_prompt(&mut self, chunk: PromptChunk, rows: Vec<RowOwner>) -> Result<InFlight, DriverError> {
-        assert_eq!(rows.len(), usize::from(chunk.last.is_some()));
-        let owners = rows;
-        let rows = self.tables.upload_prompt(&self.stream, chunk.slot, chunk.start, chunk.tokens)?;
-        if let Some(state) = chunk.last {
-            self.tables.upload_slot(&self.stream, chunk.slot, state)?;
-        }
-        let s = &self.stream;
+    pub fn launch_prompt(
+        &mut self,
+        chunk: PromptChunk,
+        rows: impl Into<Rc<[RowOwner]>>,
+    ) -> Result<InFlight, DriverError> {
+        let owners = rows.into();
+        assert_eq!(owners.len(), usize::from(chunk.last.is_some()));
+        let (s, step) = (&self.stream, self.step + 1);
+        let upload = PromptUpload {
+            slot: chunk.slot,
+            start: chunk.start,
+            tokens: chunk.tokens,
+            pages: chunk.pages,
+            state: chunk.last,
+            sets_step: !self.has_tail,
+        };
+        let kernels = &self.forward.kernels;
+        let staging = nvtx::range(c"stage");
+        let rows = self.tables.upload_prompt(s, kernels, &self.forward.cache, step, &upload)?;
+        drop(staging);
+        let _launching = nvtx::range(c"launch");
         self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;
-        self.forward.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
-        self.step += 1;
-        if chunk.last.is_some() {
+        if self.has_tail {
+            kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
+        }
+        self.step = step;
+        if let Some(state) = chunk.last {
+            self.positions[chunk.slot] = state.position;
             self.forward.logits(s, rows.count - 1, 1, self.sampler.logits(1))?;
             let slot = rows.slot.slice(0..1);
             let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
-            self.sampler.run(s, &self.forward.kernels, &self.tables, sample)?;
+            self.sampler.run(s, kernels, &self.tables, sample)?;
         }
-        self.readback.enqueue(s, self.step, self.sampler.records.slice(0..owners.len()))?;
-        Ok(InFlight { step: self.step, rows: owners })
+        self.readback.enqueue(s, step, self.sampler.records.slice(0..owners.len()))?;
+        Ok(InFlight { step, rows: owners })
     }
 
-    /// Launches one decode step. The row index is uploaded only when the roster's generation is new: a rebuild, which
-    /// the second value tells.
-    pub fn launch_decode(&mut self, roster: u64, rows: Vec<RowOwner>) -> Result<(InFlight, bool), DriverError> {
-        let rebuild = self.roster != Some(roster);
-        if rebuild {
-            self.tables.upload_rows(&self.stream, rows.iter().map(|row| row.slot))?;
-            self.roster = Some(roster);
-        }
+    /// Launches one decode step. Something is uploaded only when the roster's generation is new, or without the tail:
+    /// a rebuild, which the second value tells.
+    pub fn launch_decode(
+        &mut self,
+        roster: u64,
+        rows: impl Into<Rc<[RowOwner]>>,
+    ) -> Result<(InFlight, bool), DriverError> {
+        let rows = rows.into();
+        let rebuild = self.stage(roster, &rows)?;
+        let _launching = nvtx::range(c"launch");
         let bucket = *self.buckets.iter().find(|&&b| b >= rows.len()).expect("a bucket holds max_running rows");
         self.launch_bucket(bucket)?;
         self.step += 1;
+        if !self.has_tail {
+            rows.iter().for_each(|row| self.positions[row.slot] += 1);
+        }
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
         Ok((InFlight { step: self.step, rows }, rebuild))
+    }
+
+    /// Uploads what the device lacks for the next decode step; false when it lacks nothing.
+    fn stage(&mut self, roster: u64, rows: &[RowOwner]) -> Result<bool, DriverError> {
+        let _staging = nvtx::range(c"stage");
+        let (s, step) = (&self.stream, self.step + 1);
+        if !self.has_tail {
+            let positions = &self.positions;
+            let rows = rows.iter().map(|row| (row.slot, positions[row.slot]));
+            self.tables.upload_positions(s, step, rows)?;
+        } else if self.roster != Some(roster) {
+            self.tables.upload_rows(s, step, rows.iter().map(|row| row.slot))?;
+        } else {
+            return Ok(false);
+        }
+        self.roster = Some(roster);
+        Ok(true)
+    }
+
+    /// The state the next decode step of a roster would begin with, read back; nothing is launched. For tests, with no
+    /// step in flight.
+    pub fn state_before(&mut self, roster: u64, rows: &[RowOwner]) -> Result<StepState, DriverError> {
+        self.stage(roster, rows)?;
+        let (s, f) = (&self.stream, &self.forward);
+        if !self.has_tail {
+            self.tables.place_positions(s, &f.kernels, rows.len())?;
+        }
+        self.tables.begin(s, &f.kernels, &f.cache, &f.geometry, rows.len())?;
+        let state = self.tables.read(s, rows.len())?;
+        self.tables.collected(self.step + 1);
+        Ok(state)
+    }
+
+    /// Every slot's state, read back behind what is enqueued. For tests.
+    pub fn slots(&self) -> Result<Vec<G4Slot>, DriverError> {
+        self.stream.download(self.tables.slots.all())
+    }
+
+    /// Writes the records by hand, in stream order: `bench-step`, whose device skips its kernels.
+    pub fn write_records(&mut self, records: &[G4Record]) -> Result<(), DriverError> {
+        self.stream.upload(self.sampler.records.slice(0..records.len()), records)
     }
 
     /// Makes the next decode step a rebuild whatever its roster.
@@ -196,18 +282,22 @@ impl Runner {
 
     /// Launches a decode step of a bucket in which every row is padding (gates).
     pub fn launch_padding(&mut self, bucket: usize) -> Result<InFlight, DriverError> {
-        self.tables.upload_rows(&self.stream, std::iter::empty())?;
+        self.forget_roster();
+        self.stage(0, &[])?;
         self.forget_roster();
         self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..0))?;
-        Ok(InFlight { step: self.step, rows: Vec::new() })
+        Ok(InFlight { step: self.step, rows: Rc::new([]) })
     }
 
     /// Waits for a step and hands out its records in row order.
     pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<Waited, CollectError> {
+        let _collecting = nvtx::range(c"collect");
         self.context.take_dropped()?;
-        self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)
+        let how = self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)?;
+        self.tables.collected(flight.step);
+        Ok(how)
     }
 
     /// Logits `[rows][vocab]` of the last step, copied to the host (`score`).
@@ -243,18 +333,24 @@ impl Runner {
 
     fn decode_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {
         let f = &self.forward;
+        if !self.has_tail {
+            self.tables.place_positions(s, &f.kernels, bucket)?;
+        }
         self.tables.begin(s, &f.kernels, &f.cache, &f.geometry, bucket)?;
         let (rows, mode): (Rows, Mode) = self.tables.decode_rows(bucket);
         f.run(s, rows, mode, self.tap.as_ref())?;
         f.logits(s, 0, bucket, self.sampler.logits(bucket))?;
-        f.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), bucket)
+        if self.has_tail {
+            f.kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), bucket)?;
+        }
+        Ok(())
     }
 
     fn sampler_kernels(&self, s: &Stream, bucket: usize) -> Result<(), DriverError> {
         let sample = SampleRows {
             count: bucket,
             slot: self.tables.slot.all(),
-            row_slot: self.tables.row_slot.all(),
+            row_slot: self.tables.row_slot(),
             status: Some(self.tables.status.all()),
         };
         self.sampler.run(s, &self.forward.kernels, &self.tables, sample)

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::counters::publish_soft_counters;
 use super::handle::EngineDoor;
 use super::runner::Runner;
 use super::{Engine, EngineError, Switches};
@@ -63,7 +64,8 @@ pub fn start_engine(
     let (ready, is_ready) = crossbeam_channel::bounded(1);
     let (go, may_go) = crossbeam_channel::bounded::<()>(1);
     let config = config.clone();
-    let switches = Switches { pipeline: config.pipeline, fingerprint: config.fingerprint };
+    let switches = Switches { pipeline: config.pipeline, fingerprint: config.fingerprint, tail: config.tail };
+    metrics::set_scrape_hook(publish_soft_counters);
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || match load(&config) {
         Ok((runner, model)) => {
             let _ = ready.send(Ok(model));
@@ -146,6 +148,9 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     )?;
     bar.finish_and_clear();
     phases.done("device, weights and buffers");
+    if !config.tail {
+        runner.without_tail();
+    }
     runner.warm_up()?;
     phases.done("first launch of every kernel");
     if config.graphs {

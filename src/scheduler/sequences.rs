@@ -133,6 +133,12 @@ impl Scheduler {
         Plan::Decode { roster_generation, rows, bucket: bucket_for(rows.len()), cause }
     }
 
+    /// The pages of a running sequence. Panics on one that does not run.
+    pub fn reservation(&self, id: RequestId) -> &Reservation {
+        let held = self.sequences.get(&id).and_then(|sequence| sequence.held.as_ref());
+        &held.unwrap_or_else(|| panic!("{id} does not run")).reservation
+    }
+
     /// Takes a decoding sequence out of the roster whose last token's step is launched. It keeps its slot and pages
     /// until it is finished.
     pub fn exhaust(&mut self, id: RequestId) {

@@ -50,5 +50,6 @@ pub async fn models(State(app): State<Arc<App>>) -> Response {
 /// Prometheus text.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     ::metrics::gauge!(REQUESTS_WAITING).set(app.engine.waiting() as f64);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], crate::metrics::page(&app.metrics))
+        .into_response()
 }

@@ -14,6 +14,7 @@ pub const G4_ATTN_ROWS: _bindgen_ty_1 = 16;
 pub const G4_ARGMAX_TILE: _bindgen_ty_1 = 4096;
 pub const G4_SLOT_STOP_IDS: _bindgen_ty_1 = 16;
 pub const G4_EOS_IDS: _bindgen_ty_1 = 16;
+pub const G4_SCATTER_RUNS: _bindgen_ty_1 = 4;
 pub const G4_SAMPLE_GROUP: _bindgen_ty_1 = 256;
 pub const G4_SAMPLE_GROUPS_MAX: _bindgen_ty_1 = 1024;
 pub const G4_SAMPLE_THREADS: _bindgen_ty_1 = 512;
@@ -547,6 +548,40 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct G4ScatterRun {
+    pub dst: *mut i32,
+    pub index: *const i32,
+    pub first: i32,
+    pub count: i32,
+    pub stride: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ScatterRun"][::std::mem::size_of::<G4ScatterRun>() - 32usize];
+    ["Alignment of G4ScatterRun"][::std::mem::align_of::<G4ScatterRun>() - 8usize];
+    ["Offset of field: G4ScatterRun::dst"][::std::mem::offset_of!(G4ScatterRun, dst) - 0usize];
+    ["Offset of field: G4ScatterRun::index"][::std::mem::offset_of!(G4ScatterRun, index) - 8usize];
+    ["Offset of field: G4ScatterRun::first"][::std::mem::offset_of!(G4ScatterRun, first) - 16usize];
+    ["Offset of field: G4ScatterRun::count"][::std::mem::offset_of!(G4ScatterRun, count) - 20usize];
+    ["Offset of field: G4ScatterRun::stride"][::std::mem::offset_of!(G4ScatterRun, stride) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ScatterParams {
+    pub src: *const i32,
+    pub runs_used: i32,
+    pub runs: [G4ScatterRun; 4usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ScatterParams"][::std::mem::size_of::<G4ScatterParams>() - 144usize];
+    ["Alignment of G4ScatterParams"][::std::mem::align_of::<G4ScatterParams>() - 8usize];
+    ["Offset of field: G4ScatterParams::src"][::std::mem::offset_of!(G4ScatterParams, src) - 0usize];
+    ["Offset of field: G4ScatterParams::runs_used"][::std::mem::offset_of!(G4ScatterParams, runs_used) - 8usize];
+    ["Offset of field: G4ScatterParams::runs"][::std::mem::offset_of!(G4ScatterParams, runs) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct G4ArgmaxParams {
     pub logits: *const f32,
     pub suppressed: *const i32,
@@ -697,9 +732,10 @@ pub const G4_ID_g4_attn_prompt_h512_s256: G4KernelId = 25;
 pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 26;
 pub const G4_ID_g4_step_begin: G4KernelId = 27;
 pub const G4_ID_g4_tail: G4KernelId = 28;
-pub const G4_ID_g4_argmax: G4KernelId = 29;
-pub const G4_ID_g4_pick: G4KernelId = 30;
-pub const G4_ID_g4_sample_groups: G4KernelId = 31;
-pub const G4_ID_g4_sample_rows: G4KernelId = 32;
-pub const G4_KERNEL_COUNT: G4KernelId = 33;
+pub const G4_ID_g4_scatter: G4KernelId = 29;
+pub const G4_ID_g4_argmax: G4KernelId = 30;
+pub const G4_ID_g4_pick: G4KernelId = 31;
+pub const G4_ID_g4_sample_groups: G4KernelId = 32;
+pub const G4_ID_g4_sample_rows: G4KernelId = 33;
+pub const G4_KERNEL_COUNT: G4KernelId = 34;
 pub type G4KernelId = ::std::os::raw::c_uint;

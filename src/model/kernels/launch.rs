@@ -113,6 +113,21 @@ pub struct StepBegin {
     pub segment_global: usize,
 }
 
+/// One run of `g4_scatter`: `count` words of the upload from `first` on.
+#[derive(Clone, Copy)]
+pub struct ScatterRun {
+    pub dst: DeviceSlice<i32>,
+    /// Places in `dst`, in strides; none: 0, 1, 2, ...; negative: dropped.
+    pub index: Option<DeviceSlice<i32>>,
+    pub first: usize,
+    pub count: usize,
+    /// Words from one place to the next.
+    pub stride: usize,
+}
+
+const NO_RUN: G4ScatterRun =
+    G4ScatterRun { dst: std::ptr::null_mut(), index: std::ptr::null(), first: 0, count: 0, stride: 0 };
+
 /// Blocks a direct GEMM wants at least before it keeps more rows a block, and has at most (csrc/kernels/gemm.cuh).
 const GEMM_BLOCKS_MIN: usize = 112;
 const GEMM_BLOCKS_MAX: usize = 264;
@@ -469,6 +484,28 @@ impl Kernels {
         let params = G4TailParams { slot: slot.ptr(), slots: slots.ptr(), step: step.ptr(), rows: rows as i32 };
         // SAFETY: lengths asserted above; slot indices were made by step_begin or written by the host.
         unsafe { self.launch(s, G4_ID_g4_tail, grid(1, 1, 128, 0), &params) }
+    }
+
+    /// Words of `src` to their places, run by run, at most [`G4_SCATTER_RUNS`].
+    pub fn scatter(&self, s: &Stream, src: DeviceSlice<i32>, runs: &[ScatterRun]) -> Result {
+        let mut params =
+            G4ScatterParams { src: src.ptr(), runs_used: runs.len() as i32, runs: [NO_RUN; G4_SCATTER_RUNS as usize] };
+        for (place, run) in params.runs[..runs.len()].iter_mut().zip(runs) {
+            let ScatterRun { dst, index, first, count, stride } = *run;
+            assert!(first + count <= src.len());
+            // Without an index the last word's place; with one the kernel's file leaves the range to the host.
+            assert!(index.is_some() || count == 0 || (count - 1) * stride < dst.len());
+            assert!(index.is_none_or(|index| index.len() >= count));
+            *place = G4ScatterRun {
+                dst: dst.ptr(),
+                index: index.map_or(std::ptr::null(), |index| index.ptr().cast_const()),
+                first: first as i32,
+                count: count as i32,
+                stride: stride as i32,
+            };
+        }
+        // SAFETY: lengths asserted above; indices are below dst.len() / stride (the host wrote them).
+        unsafe { self.launch(s, G4_ID_g4_scatter, grid(runs.len().max(1), 1, 256, 0), &params) }
     }
 
     /// Tile-wise argmax of `[rows][vocab]` logits.

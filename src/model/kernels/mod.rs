@@ -19,7 +19,7 @@ use crate::images;
 use crate::limits::STOP_TOKEN_IDS_MAX;
 
 pub use bindings::{G4Bias, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
-pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, StepBegin, gemm_instance_tokens, slab_count};
+pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin, gemm_instance_tokens, slab_count};
 
 impl G4Slot {
     /// A live slot that nothing stops before `position_limit`, about to feed `token` at `position`: for `score` and
@@ -98,6 +98,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_attn_prompt_h512_s32",
     "g4_step_begin",
     "g4_tail",
+    "g4_scatter",
     "g4_argmax",
     "g4_pick",
     "g4_sample_groups",
@@ -118,8 +119,10 @@ pub enum KernelImage {
 pub enum KernelError {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("kernel {name} is in none of the {images} images: {source}")]
-    Missing { name: &'static str, images: usize, source: DriverError },
+    #[error("no kernel file has a name that begins {name}")]
+    NoFile { name: &'static str },
+    #[error("kernel {name} is not in the image {file}: {source}")]
+    Missing { name: &'static str, file: &'static str, source: DriverError },
     #[error("the kernel image could not be loaded: {0}")]
     Image(String),
 }
@@ -137,17 +140,11 @@ impl Kernels {
         let modules = load_modules(context, image)?;
         let mut functions = Vec::with_capacity(NAMES.len());
         for name in NAMES {
-            let mut found = Err(DriverError {
-                call: "cuModuleGetFunction",
-                code: cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_FOUND,
-            });
-            for module in &modules {
-                found = module.function(name);
-                if found.is_ok() {
-                    break;
-                }
-            }
-            let function = found.map_err(|source| KernelError::Missing { name, images: modules.len(), source })?;
+            let (file, module) = module_of(name, &modules).ok_or(KernelError::NoFile { name })?;
+            let function = module.function(name).map_err(|source| {
+                let file = if file.is_empty() { "of the software device" } else { file };
+                KernelError::Missing { name, file, source }
+            })?;
             function.allow_shared(launch::shared_bytes_max(name))?;
             functions.push(function);
         }
@@ -184,25 +181,45 @@ impl Kernels {
     }
 }
 
-fn load_modules(context: &Context, image: KernelImage) -> Result<Vec<Rc<Module>>, KernelError> {
-    let pointers: Vec<*const c_void> = match image {
-        KernelImage::Shipped(DeviceKind::Cuda(_)) => images::FATBINS.iter().map(|f| f.as_ptr().cast()).collect(),
-        KernelImage::Shipped(DeviceKind::Soft) => {
-            vec![SoftImage::load(images::SOFT_KERNELS).map_err(KernelError::Image)?.as_ptr()]
+/// The images by the name of their kernel file; the software device has one for all, whose name is empty.
+fn load_modules(context: &Context, image: KernelImage) -> Result<Vec<(&'static str, Rc<Module>)>, KernelError> {
+    let pointers: Vec<(&str, *const c_void)> = match image {
+        KernelImage::Shipped(DeviceKind::Cuda(_)) => {
+            images::FATBINS.iter().map(|(file, bytes)| (*file, bytes.as_ptr().cast())).collect()
         }
-        KernelImage::Soft(soft) => vec![soft.as_ptr()],
+        KernelImage::Shipped(DeviceKind::Soft) => {
+            vec![("", SoftImage::load(images::SOFT_KERNELS).map_err(KernelError::Image)?.as_ptr())]
+        }
+        KernelImage::Soft(soft) => vec![("", soft.as_ptr())],
     };
     let mut modules = Vec::with_capacity(pointers.len());
-    for pointer in pointers {
+    for (file, pointer) in pointers {
         // SAFETY: whole images of the kind the loaded driver knows, static or loaded for good.
-        modules.push(Rc::new(unsafe { Module::load(context, pointer)? }));
+        modules.push((file, Rc::new(unsafe { Module::load(context, pointer)? })));
     }
     Ok(modules)
 }
 
+/// The file a kernel stands in: the one with the longest name that begins the kernel's own, behind `g4_`. Asking each
+/// image in turn would be an error of the driver's for every one that does not have it.
+fn module_of<'a, M>(name: &str, modules: &'a [(&'static str, M)]) -> Option<(&'static str, &'a M)> {
+    let name = name.strip_prefix("g4_").unwrap_or(name);
+    let found = modules.iter().filter(|(file, _)| name.starts_with(file)).max_by_key(|(file, _)| file.len());
+    found.map(|(file, module)| (*file, module))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::NAMES;
+    use super::{NAMES, module_of};
+
+    #[test]
+    fn the_file_of_a_kernel_is_the_longest_name_that_begins_it() {
+        let file = |name| module_of(name, &[("gemm", ()), ("gemm_tiled", ()), ("tail", ())]).map(|(file, ())| file);
+        assert_eq!(file("g4_gemm_t16"), Some("gemm"));
+        assert_eq!(file("g4_gemm_tiled"), Some("gemm_tiled"));
+        assert_eq!(file("g4_pick"), None);
+        assert_eq!(module_of("g4_pick", &[("", ())]), Some(("", &())));
+    }
 
     #[test]
     fn a_kernel_id_is_the_index_of_its_name() {
