@@ -22,8 +22,20 @@ const HOST_FLAGS: [&str; 8] =
 const NVCC_FLAGS: [&str; 6] = ["-std=c++17", "-O3", "--fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
 /// Kernel files that the tracer image shares with the shipped one: everything that moves step state, tokens or cells.
-const TRACER_KEEPS: [&str; 10] =
-    ["argmax", "image", "kv_copy", "pack", "pick", "rope_table", "scatter", "step_begin", "synthetic", "tail"];
+const TRACER_KEEPS: [&str; 12] = [
+    "argmax",
+    "image",
+    "kv_copy",
+    "pack",
+    "pick",
+    "rope_table",
+    "sample_groups",
+    "sample_rows",
+    "scatter",
+    "step_begin",
+    "synthetic",
+    "tail",
+];
 
 fn main() {
     for part in ["common", "kernels", "nvtx", "soft", "tracer", "gemma4_kernels.h"] {

@@ -29,6 +29,26 @@ enum {
   G4_SLOT_STOP_IDS = 16,      // stop ids a slot can hold beside the model's EOS list
   G4_EOS_IDS = 16,            // EOS ids a model can have
   G4_SCATTER_RUNS = 4,        // runs of one packed upload
+  G4_SAMPLE_GROUP = 256,        // logits of a group: fixes the order of the sampler's float sums
+  G4_SAMPLE_GROUPS_MAX = 1024,  // groups of the largest vocabulary, 262144
+  G4_SAMPLE_THREADS = 512,      // threads of g4_sample_rows, one block a row
+  G4_SAMPLE_CANDIDATES = 4096,  // candidates that block keeps in shared memory; more are read again from the row
+  G4_SAMPLE_SHARED_BYTES = 45568,  // dynamic shared memory of that block
+  G4_LOGPROBS_MAX = 20,         // most likely tokens a row can report
+  G4_BIAS_MAX = 2048,           // entries of a slot's sparse overlay: logit_bias, and bad words of one token
+  G4_BAD_WORDS_MAX = 128,       // bad words of more than one token
+  G4_BAD_WORD_TOKENS_MAX = 16,  // tokens of one of them
+  G4_BAD_WORD_IDS_MAX = 1024,   // tokens of all of them
+};
+
+// Bits of G4Sampling.flags.
+enum {
+  G4_SAMPLING_SUMS = 1,       // the row needs its groups' sums: plain temperature, or top-p of the whole row
+  G4_SAMPLING_LOGPROBS = 2,   // the record carries the token's log-probability, and G4Logprobs is filled
+  G4_SAMPLING_MASK = 4,       // only ids whose bit is set in the slot's mask compete
+  G4_SAMPLING_BIAS = 8,       // bias_count entries of the slot's sparse overlay are added
+  G4_SAMPLING_PENALTIES = 16, // penalty_table holds the slot's counts
+  G4_SAMPLING_WORDS = 32,     // the slot's bad words of several tokens are watched
 };
 
 // A record's token, when negative, is a status.
@@ -59,10 +79,58 @@ typedef struct G4Slot {
 // One row's result of one step, read back through the pinned slots.
 typedef struct G4Record {
   int32_t token;        // >= 0 a token id, < 0 one of G4_TOKEN_*
-  float logprob;        // 0 until log-probabilities are served
+  float logprob;        // of the token, by the raw logits; 0 where the request did not ask
   int32_t step;         // value of the device's step counter
   uint32_t generation;  // generation of the slot
 } G4Record;
+
+// What a request's sampling needs, per slot; all zeros is greedy. Written by the host only, when the sequence enters.
+// The host resolves what is off: temperature 0 for every greedy rule, top_k 0, top_p, typical_p 1, min_p 0,
+// xtc_probability 0.
+typedef struct G4Sampling {
+  float temperature;
+  float top_p;
+  float min_p;
+  float typical_p;
+  float xtc_probability;
+  float xtc_threshold;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  int32_t top_k;
+  int32_t min_tokens;     // EOS and stop ids do not compete before this output index
+  int32_t logprobs;       // most likely tokens to report, at most G4_LOGPROBS_MAX
+  int32_t penalty_table;  // with G4_SAMPLING_PENALTIES
+  int32_t bias_count;     // with G4_SAMPLING_BIAS
+  uint32_t flags;         // G4_SAMPLING_*
+  uint32_t choice;        // of n > 1: choices share the seed and draw from streams of their own
+  uint32_t seed[2];       // key of the generator, low word first
+} G4Sampling;
+
+// One entry of a slot's sparse overlay. Entries ascend by id, one an id; minus infinity bans.
+typedef struct G4Bias {
+  int32_t id;
+  float value;
+} G4Bias;
+
+// Bad words of several tokens: the last token of a word does not compete while the output ends in the tokens before it.
+// Written by the host when the sequence enters, with active_count 0 and tail -1; then banned and tail are the device's.
+typedef struct G4Words {
+  int32_t count;
+  int32_t begin[G4_BAD_WORDS_MAX + 1];  // tokens of word w: ids[begin[w]] to ids[begin[w + 1] - 1], at least two
+  int32_t ids[G4_BAD_WORD_IDS_MAX];
+  uint32_t active_count;
+  int32_t active[G4_BAD_WORDS_MAX];              // ids banned at this output index, in any order
+  int32_t tail[G4_BAD_WORD_TOKENS_MAX];          // last output tokens, latest first, -1 before the first
+} G4Words;
+
+// Log-probabilities of one row, appended behind the records. Ids of a row with less than `count` legal tokens are -1.
+typedef struct G4Logprobs {
+  int32_t count;
+  int32_t rank;                       // logits of the row that are not below the token's, minus infinities aside
+  int32_t id[G4_LOGPROBS_MAX];        // most likely first, lowest id on ties
+  float logprob[G4_LOGPROBS_MAX];
+} G4Logprobs;
 
 // K and V of one layer as one family keeps them. A page is page_tokens consecutive positions, a multiple of 16,
 // starting at a multiple of page_tokens. Element order inside a page: see csrc/common/kv_layout.h.
@@ -302,6 +370,37 @@ typedef struct G4SyntheticParams {
   float scale;     // a power of two
 } G4SyntheticParams;
 
+// g4_sample_groups and g4_sample_rows: from logits to tokens, slots and records, whatever the rows' parameters.
+typedef struct G4SampleParams {
+  const float* logits;          // [rows][vocab]
+  const int32_t* slot;          // [rows] effective slot
+  const int32_t* status;        // [rows], or null: all rows are good
+  const int32_t* row_slot;      // [rows] slot as the host gave it (a record of a dead row still carries its generation)
+  const int32_t* step;          // [1]
+  G4Slot* slots;                // [slots]
+  const G4Sampling* sampling;   // [slots]
+  const uint32_t* mask;         // [slots][mask_words], bit id % 32 of word id / 32
+  const G4Bias* bias;           // [slots][G4_BIAS_MAX]
+  G4Words* words;               // [slots]
+  int32_t* forced;              // [slots] token that overrides the choice of one step, -1: none; consumed by the step
+  uint16_t* counts;             // [penalty tables][vocab] times a token was output, saturating
+  const uint32_t* prompt_bits;  // [penalty tables][mask_words] tokens of the prompt
+  const int32_t* suppressed;    // [suppressed_count]
+  uint32_t* group_max;          // [rows][groups] key of the greatest processed logit
+  float* group_sum;             // [rows][groups] sum of exp((z - max) / T)
+  uint32_t* raw_max;            // [rows][groups] the same of raw logits at T = 1, rows with log-probabilities only
+  float* raw_sum;               // [rows][groups]
+  G4Record* records;            // [rows]
+  G4Logprobs* logprobs;         // [rows]
+  int32_t rows;
+  int32_t vocab;
+  int32_t groups;               // ceil(vocab / G4_SAMPLE_GROUP)
+  int32_t mask_words;           // ceil(vocab / 32)
+  int32_t suppressed_count;
+  int32_t eos_count;
+  int32_t eos_ids[G4_EOS_IDS];
+} G4SampleParams;
+
 // ---- Names: X(name, parameter struct, threads a block) --------------------------------------------------------------
 
 #define G4_KERNEL_TABLE(X)                                     \
@@ -338,7 +437,9 @@ typedef struct G4SyntheticParams {
   X(g4_scatter, G4ScatterParams, 256)                          \
   X(g4_argmax, G4ArgmaxParams, 256)                            \
   X(g4_pick, G4PickParams, 128)                                \
-  X(g4_synthetic, G4SyntheticParams, 256)
+  X(g4_synthetic, G4SyntheticParams, 256)                      \
+  X(g4_sample_groups, G4SampleParams, 256)                     \
+  X(g4_sample_rows, G4SampleParams, G4_SAMPLE_THREADS)
 
 enum G4KernelId {
 #define G4_KERNEL_ID(name, params, threads) G4_ID_##name,
@@ -376,6 +477,11 @@ G4_LAYOUT(G4ScatterParams, 144, runs, 16);
 G4_LAYOUT(G4ArgmaxParams, 48, suppressed_count, 44);
 G4_LAYOUT(G4PickParams, 144, eos_ids, 76);
 G4_LAYOUT(G4SyntheticParams, 40, scale, 36);
+G4_LAYOUT(G4Sampling, 72, seed, 64);
+G4_LAYOUT(G4Bias, 8, value, 4);
+G4_LAYOUT(G4Words, 5196, tail, 5132);
+G4_LAYOUT(G4Logprobs, 168, logprob, 88);
+G4_LAYOUT(G4SampleParams, 248, eos_ids, 184);
 #undef G4_LAYOUT
 #endif
 

@@ -1,6 +1,11 @@
 //! The sampler: from logits to tokens, slot state and records, on the device. Greedy, with suppressed ids; its kernels
 //! are the nodes of the sampler graph.
 
+pub mod math;
+pub mod oracle;
+pub mod params;
+pub mod philox;
+
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 use crate::limits::{EOS_IDS_MAX, ROWS_MAX};
 use crate::model::config::ModelConfig;

@@ -15,12 +15,29 @@ pub const G4_ARGMAX_TILE: _bindgen_ty_1 = 4096;
 pub const G4_SLOT_STOP_IDS: _bindgen_ty_1 = 16;
 pub const G4_EOS_IDS: _bindgen_ty_1 = 16;
 pub const G4_SCATTER_RUNS: _bindgen_ty_1 = 4;
+pub const G4_SAMPLE_GROUP: _bindgen_ty_1 = 256;
+pub const G4_SAMPLE_GROUPS_MAX: _bindgen_ty_1 = 1024;
+pub const G4_SAMPLE_THREADS: _bindgen_ty_1 = 512;
+pub const G4_SAMPLE_CANDIDATES: _bindgen_ty_1 = 4096;
+pub const G4_SAMPLE_SHARED_BYTES: _bindgen_ty_1 = 45568;
+pub const G4_LOGPROBS_MAX: _bindgen_ty_1 = 20;
+pub const G4_BIAS_MAX: _bindgen_ty_1 = 2048;
+pub const G4_BAD_WORDS_MAX: _bindgen_ty_1 = 128;
+pub const G4_BAD_WORD_TOKENS_MAX: _bindgen_ty_1 = 16;
+pub const G4_BAD_WORD_IDS_MAX: _bindgen_ty_1 = 1024;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
-pub const G4_TOKEN_NONE: _bindgen_ty_2 = -1;
-pub const G4_TOKEN_NAN: _bindgen_ty_2 = -2;
-pub const G4_TOKEN_MASKED: _bindgen_ty_2 = -3;
-pub const G4_TOKEN_BAD_STATE: _bindgen_ty_2 = -4;
-pub type _bindgen_ty_2 = ::std::os::raw::c_int;
+pub const G4_SAMPLING_SUMS: _bindgen_ty_2 = 1;
+pub const G4_SAMPLING_LOGPROBS: _bindgen_ty_2 = 2;
+pub const G4_SAMPLING_MASK: _bindgen_ty_2 = 4;
+pub const G4_SAMPLING_BIAS: _bindgen_ty_2 = 8;
+pub const G4_SAMPLING_PENALTIES: _bindgen_ty_2 = 16;
+pub const G4_SAMPLING_WORDS: _bindgen_ty_2 = 32;
+pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
+pub const G4_TOKEN_NONE: _bindgen_ty_3 = -1;
+pub const G4_TOKEN_NAN: _bindgen_ty_3 = -2;
+pub const G4_TOKEN_MASKED: _bindgen_ty_3 = -3;
+pub const G4_TOKEN_BAD_STATE: _bindgen_ty_3 = -4;
+pub type _bindgen_ty_3 = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct G4Slot {
@@ -66,6 +83,101 @@ const _: () = {
     ["Offset of field: G4Record::logprob"][::std::mem::offset_of!(G4Record, logprob) - 4usize];
     ["Offset of field: G4Record::step"][::std::mem::offset_of!(G4Record, step) - 8usize];
     ["Offset of field: G4Record::generation"][::std::mem::offset_of!(G4Record, generation) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Sampling {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub typical_p: f32,
+    pub xtc_probability: f32,
+    pub xtc_threshold: f32,
+    pub repetition_penalty: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub top_k: i32,
+    pub min_tokens: i32,
+    pub logprobs: i32,
+    pub penalty_table: i32,
+    pub bias_count: i32,
+    pub flags: u32,
+    pub choice: u32,
+    pub seed: [u32; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Sampling"][::std::mem::size_of::<G4Sampling>() - 72usize];
+    ["Alignment of G4Sampling"][::std::mem::align_of::<G4Sampling>() - 4usize];
+    ["Offset of field: G4Sampling::temperature"][::std::mem::offset_of!(G4Sampling, temperature) - 0usize];
+    ["Offset of field: G4Sampling::top_p"][::std::mem::offset_of!(G4Sampling, top_p) - 4usize];
+    ["Offset of field: G4Sampling::min_p"][::std::mem::offset_of!(G4Sampling, min_p) - 8usize];
+    ["Offset of field: G4Sampling::typical_p"][::std::mem::offset_of!(G4Sampling, typical_p) - 12usize];
+    ["Offset of field: G4Sampling::xtc_probability"][::std::mem::offset_of!(G4Sampling, xtc_probability) - 16usize];
+    ["Offset of field: G4Sampling::xtc_threshold"][::std::mem::offset_of!(G4Sampling, xtc_threshold) - 20usize];
+    ["Offset of field: G4Sampling::repetition_penalty"]
+        [::std::mem::offset_of!(G4Sampling, repetition_penalty) - 24usize];
+    ["Offset of field: G4Sampling::frequency_penalty"][::std::mem::offset_of!(G4Sampling, frequency_penalty) - 28usize];
+    ["Offset of field: G4Sampling::presence_penalty"][::std::mem::offset_of!(G4Sampling, presence_penalty) - 32usize];
+    ["Offset of field: G4Sampling::top_k"][::std::mem::offset_of!(G4Sampling, top_k) - 36usize];
+    ["Offset of field: G4Sampling::min_tokens"][::std::mem::offset_of!(G4Sampling, min_tokens) - 40usize];
+    ["Offset of field: G4Sampling::logprobs"][::std::mem::offset_of!(G4Sampling, logprobs) - 44usize];
+    ["Offset of field: G4Sampling::penalty_table"][::std::mem::offset_of!(G4Sampling, penalty_table) - 48usize];
+    ["Offset of field: G4Sampling::bias_count"][::std::mem::offset_of!(G4Sampling, bias_count) - 52usize];
+    ["Offset of field: G4Sampling::flags"][::std::mem::offset_of!(G4Sampling, flags) - 56usize];
+    ["Offset of field: G4Sampling::choice"][::std::mem::offset_of!(G4Sampling, choice) - 60usize];
+    ["Offset of field: G4Sampling::seed"][::std::mem::offset_of!(G4Sampling, seed) - 64usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Bias {
+    pub id: i32,
+    pub value: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Bias"][::std::mem::size_of::<G4Bias>() - 8usize];
+    ["Alignment of G4Bias"][::std::mem::align_of::<G4Bias>() - 4usize];
+    ["Offset of field: G4Bias::id"][::std::mem::offset_of!(G4Bias, id) - 0usize];
+    ["Offset of field: G4Bias::value"][::std::mem::offset_of!(G4Bias, value) - 4usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Words {
+    pub count: i32,
+    pub begin: [i32; 129usize],
+    pub ids: [i32; 1024usize],
+    pub active_count: u32,
+    pub active: [i32; 128usize],
+    pub tail: [i32; 16usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Words"][::std::mem::size_of::<G4Words>() - 5196usize];
+    ["Alignment of G4Words"][::std::mem::align_of::<G4Words>() - 4usize];
+    ["Offset of field: G4Words::count"][::std::mem::offset_of!(G4Words, count) - 0usize];
+    ["Offset of field: G4Words::begin"][::std::mem::offset_of!(G4Words, begin) - 4usize];
+    ["Offset of field: G4Words::ids"][::std::mem::offset_of!(G4Words, ids) - 520usize];
+    ["Offset of field: G4Words::active_count"][::std::mem::offset_of!(G4Words, active_count) - 4616usize];
+    ["Offset of field: G4Words::active"][::std::mem::offset_of!(G4Words, active) - 4620usize];
+    ["Offset of field: G4Words::tail"][::std::mem::offset_of!(G4Words, tail) - 5132usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Logprobs {
+    pub count: i32,
+    pub rank: i32,
+    pub id: [i32; 20usize],
+    pub logprob: [f32; 20usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Logprobs"][::std::mem::size_of::<G4Logprobs>() - 168usize];
+    ["Alignment of G4Logprobs"][::std::mem::align_of::<G4Logprobs>() - 4usize];
+    ["Offset of field: G4Logprobs::count"][::std::mem::offset_of!(G4Logprobs, count) - 0usize];
+    ["Offset of field: G4Logprobs::rank"][::std::mem::offset_of!(G4Logprobs, rank) - 4usize];
+    ["Offset of field: G4Logprobs::id"][::std::mem::offset_of!(G4Logprobs, id) - 8usize];
+    ["Offset of field: G4Logprobs::logprob"][::std::mem::offset_of!(G4Logprobs, logprob) - 88usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -552,6 +664,70 @@ const _: () = {
     ["Offset of field: G4SyntheticParams::bits"][::std::mem::offset_of!(G4SyntheticParams, bits) - 32usize];
     ["Offset of field: G4SyntheticParams::scale"][::std::mem::offset_of!(G4SyntheticParams, scale) - 36usize];
 };
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4SampleParams {
+    pub logits: *const f32,
+    pub slot: *const i32,
+    pub status: *const i32,
+    pub row_slot: *const i32,
+    pub step: *const i32,
+    pub slots: *mut G4Slot,
+    pub sampling: *const G4Sampling,
+    pub mask: *const u32,
+    pub bias: *const G4Bias,
+    pub words: *mut G4Words,
+    pub forced: *mut i32,
+    pub counts: *mut u16,
+    pub prompt_bits: *const u32,
+    pub suppressed: *const i32,
+    pub group_max: *mut u32,
+    pub group_sum: *mut f32,
+    pub raw_max: *mut u32,
+    pub raw_sum: *mut f32,
+    pub records: *mut G4Record,
+    pub logprobs: *mut G4Logprobs,
+    pub rows: i32,
+    pub vocab: i32,
+    pub groups: i32,
+    pub mask_words: i32,
+    pub suppressed_count: i32,
+    pub eos_count: i32,
+    pub eos_ids: [i32; 16usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4SampleParams"][::std::mem::size_of::<G4SampleParams>() - 248usize];
+    ["Alignment of G4SampleParams"][::std::mem::align_of::<G4SampleParams>() - 8usize];
+    ["Offset of field: G4SampleParams::logits"][::std::mem::offset_of!(G4SampleParams, logits) - 0usize];
+    ["Offset of field: G4SampleParams::slot"][::std::mem::offset_of!(G4SampleParams, slot) - 8usize];
+    ["Offset of field: G4SampleParams::status"][::std::mem::offset_of!(G4SampleParams, status) - 16usize];
+    ["Offset of field: G4SampleParams::row_slot"][::std::mem::offset_of!(G4SampleParams, row_slot) - 24usize];
+    ["Offset of field: G4SampleParams::step"][::std::mem::offset_of!(G4SampleParams, step) - 32usize];
+    ["Offset of field: G4SampleParams::slots"][::std::mem::offset_of!(G4SampleParams, slots) - 40usize];
+    ["Offset of field: G4SampleParams::sampling"][::std::mem::offset_of!(G4SampleParams, sampling) - 48usize];
+    ["Offset of field: G4SampleParams::mask"][::std::mem::offset_of!(G4SampleParams, mask) - 56usize];
+    ["Offset of field: G4SampleParams::bias"][::std::mem::offset_of!(G4SampleParams, bias) - 64usize];
+    ["Offset of field: G4SampleParams::words"][::std::mem::offset_of!(G4SampleParams, words) - 72usize];
+    ["Offset of field: G4SampleParams::forced"][::std::mem::offset_of!(G4SampleParams, forced) - 80usize];
+    ["Offset of field: G4SampleParams::counts"][::std::mem::offset_of!(G4SampleParams, counts) - 88usize];
+    ["Offset of field: G4SampleParams::prompt_bits"][::std::mem::offset_of!(G4SampleParams, prompt_bits) - 96usize];
+    ["Offset of field: G4SampleParams::suppressed"][::std::mem::offset_of!(G4SampleParams, suppressed) - 104usize];
+    ["Offset of field: G4SampleParams::group_max"][::std::mem::offset_of!(G4SampleParams, group_max) - 112usize];
+    ["Offset of field: G4SampleParams::group_sum"][::std::mem::offset_of!(G4SampleParams, group_sum) - 120usize];
+    ["Offset of field: G4SampleParams::raw_max"][::std::mem::offset_of!(G4SampleParams, raw_max) - 128usize];
+    ["Offset of field: G4SampleParams::raw_sum"][::std::mem::offset_of!(G4SampleParams, raw_sum) - 136usize];
+    ["Offset of field: G4SampleParams::records"][::std::mem::offset_of!(G4SampleParams, records) - 144usize];
+    ["Offset of field: G4SampleParams::logprobs"][::std::mem::offset_of!(G4SampleParams, logprobs) - 152usize];
+    ["Offset of field: G4SampleParams::rows"][::std::mem::offset_of!(G4SampleParams, rows) - 160usize];
+    ["Offset of field: G4SampleParams::vocab"][::std::mem::offset_of!(G4SampleParams, vocab) - 164usize];
+    ["Offset of field: G4SampleParams::groups"][::std::mem::offset_of!(G4SampleParams, groups) - 168usize];
+    ["Offset of field: G4SampleParams::mask_words"][::std::mem::offset_of!(G4SampleParams, mask_words) - 172usize];
+    ["Offset of field: G4SampleParams::suppressed_count"]
+        [::std::mem::offset_of!(G4SampleParams, suppressed_count) - 176usize];
+    ["Offset of field: G4SampleParams::eos_count"][::std::mem::offset_of!(G4SampleParams, eos_count) - 180usize];
+    ["Offset of field: G4SampleParams::eos_ids"][::std::mem::offset_of!(G4SampleParams, eos_ids) - 184usize];
+};
 pub const G4_ID_g4_pack: G4KernelId = 0;
 pub const G4_ID_g4_rope_table: G4KernelId = 1;
 pub const G4_ID_g4_embed: G4KernelId = 2;
@@ -586,5 +762,7 @@ pub const G4_ID_g4_scatter: G4KernelId = 30;
 pub const G4_ID_g4_argmax: G4KernelId = 31;
 pub const G4_ID_g4_pick: G4KernelId = 32;
 pub const G4_ID_g4_synthetic: G4KernelId = 33;
-pub const G4_KERNEL_COUNT: G4KernelId = 34;
+pub const G4_ID_g4_sample_groups: G4KernelId = 34;
+pub const G4_ID_g4_sample_rows: G4KernelId = 35;
+pub const G4_KERNEL_COUNT: G4KernelId = 36;
 pub type G4KernelId = ::std::os::raw::c_uint;

@@ -83,6 +83,7 @@ pub fn shared_bytes_max(name: &str, device_max: u32) -> u32 {
         "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => staged(8, 8).max(staged(8, 4)),
         // Not launched where it does not fit.
         "g4_gemm_t16" | "g4_logits_t16" => staged(16, 8).max(staged(16, 4)).min(device_max as usize),
+        "g4_sample_rows" => G4_SAMPLE_SHARED_BYTES as usize,
         _ if name.starts_with("g4_attn_decode_h") || name.starts_with("g4_attn_prompt_h") => {
             let number =
                 |prefix: &str| name.split('_').find_map(|part| part.strip_prefix(prefix)?.parse().ok()).unwrap_or(0);

@@ -539,6 +539,21 @@ impl Kernels {
         // SAFETY: the caller (the sampler) fills the struct from its own buffers, sized for the largest bucket.
         unsafe { self.launch(s, G4_ID_g4_pick, grid(1, 1, 128, 0), params) }
     }
+
+    /// The sampler: groups, then rows.
+    pub fn sample(&self, s: &Stream, params: &G4SampleParams) -> Result {
+        let (rows, groups) = (params.rows as usize, params.groups as usize);
+        assert!((1..=G4_ROWS_DECODE_MAX as usize).contains(&rows), "{rows} rows");
+        assert!(groups <= G4_SAMPLE_GROUPS_MAX as usize);
+        assert_eq!(groups, (params.vocab as usize).div_ceil(G4_SAMPLE_GROUP as usize));
+        assert_eq!(params.mask_words as usize, (params.vocab as usize).div_ceil(32));
+        // SAFETY: the caller (the sampler) fills the struct from its own buffers, sized for the largest bucket.
+        unsafe {
+            self.launch(s, G4_ID_g4_sample_groups, grid(groups.div_ceil(8), rows, 256, 0), params)?;
+            let shared = G4_SAMPLE_SHARED_BYTES as usize;
+            self.launch(s, G4_ID_g4_sample_rows, grid(rows, 1, G4_SAMPLE_THREADS, shared), params)
+        }
+    }
 }
 
 fn synthetic_params(

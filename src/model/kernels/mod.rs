@@ -19,7 +19,7 @@ use crate::device::{Context, DeviceKind, DriverError, Function, Launch, Module, 
 use crate::images;
 use crate::limits::STOP_TOKEN_IDS_MAX;
 
-pub use bindings::{G4KvView, G4Record, G4Slot};
+pub use bindings::{G4Bias, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
 pub use geometry::{gemm_instance_tokens, slab_count};
 pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin};
 
@@ -52,6 +52,22 @@ unsafe impl bytemuck::Pod for G4Slot {}
 unsafe impl bytemuck::Zeroable for G4Record {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Record {}
+// SAFETY: 18 words without padding (bindgen asserts the size), any bits valid.
+unsafe impl bytemuck::Zeroable for G4Sampling {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Sampling {}
+// SAFETY: two words without padding, any bits valid.
+unsafe impl bytemuck::Zeroable for G4Bias {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Bias {}
+// SAFETY: 32-bit integers without padding, any bits valid.
+unsafe impl bytemuck::Zeroable for G4Words {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Words {}
+// SAFETY: 32-bit integers and floats without padding, any bits valid.
+unsafe impl bytemuck::Zeroable for G4Logprobs {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4Logprobs {}
 
 /// Names in the order of `G4_KERNEL_TABLE`, so that a `G4_ID_*` is an index (a test reads the bindings to check it).
 const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
@@ -89,6 +105,8 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_argmax",
     "g4_pick",
     "g4_synthetic",
+    "g4_sample_groups",
+    "g4_sample_rows",
 ];
 
 /// Which compiled kernels to load.

@@ -1,0 +1,183 @@
+//! What a request asks of the sampler, and how a slot holds it.
+//!
+//! [`SamplingParams`] are valid values with every default filled in. [`SamplingParams::pack`] makes of them what a slot
+//! carries on the device: one [`G4Sampling`], in which what is off reads as off, and the overlays that only some
+//! requests have. Nothing else of a request's sampling exists anywhere: rows find it through their slot.
+
+use crate::model::kernels::bindings::{
+    G4_BAD_WORD_IDS_MAX, G4_BAD_WORD_TOKENS_MAX, G4_BAD_WORDS_MAX, G4_BIAS_MAX, G4_LOGPROBS_MAX, G4_SAMPLING_BIAS,
+    G4_SAMPLING_LOGPROBS, G4_SAMPLING_MASK, G4_SAMPLING_PENALTIES, G4_SAMPLING_SUMS, G4_SAMPLING_WORDS,
+};
+use crate::model::kernels::{G4Bias, G4Sampling, G4Words};
+
+/// Below it a temperature is greedy.
+pub const TEMPERATURE_MIN: f32 = 1e-5;
+
+/// A request's sampling, valid and resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 to 2; below [`TEMPERATURE_MIN`] greedy.
+    pub temperature: f32,
+    /// 0: off.
+    pub top_k: u32,
+    /// In (0, 1]; 1: off.
+    pub top_p: f32,
+    /// In [0, 1]; 0: off.
+    pub min_p: f32,
+    /// In (0, 1]; 1: off.
+    pub typical_p: f32,
+    /// In [0, 1]; 0: off.
+    pub xtc_probability: f32,
+    /// Off above 0.5, where no two tokens can reach it.
+    pub xtc_threshold: f32,
+    /// Above 0; 1: off.
+    pub repetition_penalty: f32,
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub seed: u64,
+    /// Which of n choices: each draws from a stream of its own.
+    pub choice: u16,
+    /// EOS and stop ids do not compete before this many tokens are out.
+    pub min_tokens: u32,
+    /// One entry an id.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Only these compete.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// Token sequences that the output must not contain; none is empty.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Most likely tokens to report beside the chosen one.
+    pub logprobs: Option<u32>,
+}
+
+impl SamplingParams {
+    /// Greedy, nothing else.
+    pub fn greedy() -> Self {
+        SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seed: 0,
+            choice: 0,
+            min_tokens: 0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
+            logprobs: None,
+        }
+    }
+
+    /// Whether only the best token can be drawn. The filters that leave one token, up to ties, decide like greedy:
+    /// nobody who asks for them wants a draw among ties.
+    pub fn is_greedy(&self, vocab: usize) -> bool {
+        self.temperature < TEMPERATURE_MIN || self.top_k == 1 || self.top_p <= 1.0 / vocab as f32 || self.min_p >= 1.0
+    }
+
+    /// Whether counts of tokens are needed.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// What a slot holds of these. `penalty_table`: the table granted to the request, if it has penalties.
+    pub fn pack(&self, vocab: usize, penalty_table: Option<usize>) -> PackedSampling {
+        assert_eq!(self.has_penalties(), penalty_table.is_some());
+        let (bias, words) = (self.bias(), self.words());
+        let mask = self.allowed_token_ids.as_ref().map(|ids| mask_of(ids, vocab));
+        let mut flags = 0;
+        for (is_on, flag) in [
+            (self.needs_sums(vocab), G4_SAMPLING_SUMS),
+            (self.logprobs.is_some(), G4_SAMPLING_LOGPROBS),
+            (mask.is_some(), G4_SAMPLING_MASK),
+            (!bias.is_empty(), G4_SAMPLING_BIAS),
+            (penalty_table.is_some(), G4_SAMPLING_PENALTIES),
+            (words.is_some(), G4_SAMPLING_WORDS),
+        ] {
+            flags |= if is_on { flag } else { 0 };
+        }
+        let has_xtc = self.xtc_threshold <= 0.5;
+        let sampling = G4Sampling {
+            temperature: if self.is_greedy(vocab) { 0.0 } else { self.temperature },
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical_p,
+            xtc_probability: if has_xtc { self.xtc_probability } else { 0.0 },
+            xtc_threshold: self.xtc_threshold,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            top_k: if self.top_k as usize >= vocab { 0 } else { self.top_k as i32 },
+            min_tokens: self.min_tokens.min(i32::MAX as u32) as i32,
+            logprobs: self.logprobs.unwrap_or(0).min(G4_LOGPROBS_MAX) as i32,
+            penalty_table: penalty_table.unwrap_or(0) as i32,
+            bias_count: bias.len() as i32,
+            flags,
+            choice: self.choice.into(),
+            seed: [self.seed as u32, (self.seed >> 32) as u32],
+        };
+        PackedSampling { sampling, bias, words, mask }
+    }
+
+    /// Sums of groups serve the plain draw, and top-p of the whole row.
+    fn needs_sums(&self, vocab: usize) -> bool {
+        let has_k = self.top_k > 0 && (self.top_k as usize) < vocab;
+        let narrowed = has_k || self.min_p > 0.0;
+        !self.is_greedy(vocab) && !narrowed
+    }
+
+    /// Biases and bans, ascending by id, one an id.
+    fn bias(&self) -> Vec<G4Bias> {
+        let banned = self.bad_words.iter().filter(|word| word.len() == 1).map(|word| (word[0], f32::NEG_INFINITY));
+        let mut entries: Vec<(u32, f32)> = self.logit_bias.iter().copied().chain(banned).collect();
+        entries.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        entries.dedup_by_key(|entry| entry.0); // the lower value stays: a ban, if there is one
+        assert!(entries.len() <= G4_BIAS_MAX as usize);
+        entries.into_iter().map(|(id, value)| G4Bias { id: id as i32, value }).collect()
+    }
+
+    /// Bad words of several tokens.
+    fn words(&self) -> Option<Box<G4Words>> {
+        let long: Vec<&Vec<u32>> = self.bad_words.iter().filter(|word| word.len() > 1).collect();
+        if long.is_empty() {
+            return None;
+        }
+        assert!(long.len() <= G4_BAD_WORDS_MAX as usize);
+        let mut words: Box<G4Words> = Box::new(bytemuck::Zeroable::zeroed());
+        words.count = long.len() as i32;
+        words.tail = [-1; G4_BAD_WORD_TOKENS_MAX as usize];
+        let mut at = 0;
+        for (index, word) in long.into_iter().enumerate() {
+            assert!(word.len() <= G4_BAD_WORD_TOKENS_MAX as usize && at + word.len() <= G4_BAD_WORD_IDS_MAX as usize);
+            for &id in word {
+                words.ids[at] = id as i32;
+                at += 1;
+            }
+            words.begin[index + 1] = at as i32;
+        }
+        Some(words)
+    }
+}
+
+/// What a slot carries on the device.
+pub struct PackedSampling {
+    pub sampling: G4Sampling,
+    /// At most [`G4_BIAS_MAX`], the slot's sparse overlay.
+    pub bias: Vec<G4Bias>,
+    pub words: Option<Box<G4Words>>,
+    /// One bit an id.
+    pub mask: Option<Vec<u32>>,
+}
+
+/// One bit an id, set for `ids`; ids past the vocabulary are left out.
+pub fn mask_of(ids: &[u32], vocab: usize) -> Vec<u32> {
+    let mut mask = vec![0; vocab.div_ceil(32)];
+    for &id in ids.iter().filter(|&&id| (id as usize) < vocab) {
+        mask[id as usize / 32] |= 1 << (id % 32);
+    }
+    mask
+}
