@@ -22,12 +22,10 @@ const HOST_FLAGS: [&str; 8] =
 const NVCC_FLAGS: [&str; 6] = ["-std=c++17", "-O3", "--fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"];
 
 /// Kernel files that the tracer image shares with the shipped one: everything that moves step state, tokens or cells.
-const TRACER_KEEPS: [&str; 12] = [
-    "argmax",
+const TRACER_KEEPS: [&str; 10] = [
     "image",
     "kv_copy",
     "pack",
-    "pick",
     "rope_table",
     "sample_groups",
     "sample_rows",

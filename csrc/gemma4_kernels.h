@@ -25,7 +25,6 @@ enum {
   G4_ROW_THREADS = 256,       // threads of every one-block-a-row kernel
   G4_ATTN_THREADS = 256,
   G4_ATTN_ROWS = 16,          // (query, head) pairs of one attention tile; queries a tile = 16 / (heads a KV head)
-  G4_ARGMAX_TILE = 4096,      // vocabulary entries a block of the argmax
   G4_SLOT_STOP_IDS = 16,      // stop ids a slot can hold beside the model's EOS list
   G4_EOS_IDS = 16,            // EOS ids a model can have
   G4_SCATTER_RUNS = 4,        // runs of one packed upload
@@ -61,30 +60,7 @@ enum {
 
 // ---- State shared by host and device --------------------------------------------------------------------------------
 
-// What a running sequence owns on the device. Uploaded whole when it enters; afterwards position, last_token,
-// output_index and live belong to the device (step rule 1).
-typedef struct G4Slot {
-  int32_t live;            // 1 while the sequence decodes; the sampler clears it on EOS, a stop id or the limit
-  int32_t position;        // position of last_token = tokens whose K and V are in the cache
-  int32_t last_token;      // token the next decode step feeds
-  int32_t output_index;    // tokens generated so far
-  int32_t output_limit;    // live is cleared when output_index reaches it
-  int32_t position_limit;  // positions granted pages at admission; a live row at or past it is a bad state
-  uint32_t generation;     // raised at each admission to the slot; copied into every record
-  int32_t ignore_eos;      // 1: the model's EOS list does not stop this row (stop_ids still do)
-  int32_t stop_count;
-  int32_t stop_ids[G4_SLOT_STOP_IDS];
-} G4Slot;
-
-// One row's result of one step, read back through the pinned slots.
-typedef struct G4Record {
-  int32_t token;        // >= 0 a token id, < 0 one of G4_TOKEN_*
-  float logprob;        // of the token, by the raw logits; 0 where the request did not ask
-  int32_t step;         // value of the device's step counter
-  uint32_t generation;  // generation of the slot
-} G4Record;
-
-// What a request's sampling needs, per slot; all zeros is greedy. Written by the host only, when the sequence enters.
+// What a request's sampling needs; all zeros is greedy. Written by the host only, with the slot it stands in.
 // The host resolves what is off: temperature 0 for every greedy rule, top_k 0, top_p, typical_p 1, min_p 0,
 // xtc_probability 0.
 typedef struct G4Sampling {
@@ -106,6 +82,30 @@ typedef struct G4Sampling {
   uint32_t choice;        // of n > 1: choices share the seed and draw from streams of their own
   uint32_t seed[2];       // key of the generator, low word first
 } G4Sampling;
+
+// What a running sequence owns on the device. Uploaded whole when it enters; afterwards position, last_token,
+// output_index and live belong to the device (step rule 1).
+typedef struct G4Slot {
+  int32_t live;            // 1 while the sequence decodes; the sampler clears it on EOS, a stop id or the limit
+  int32_t position;        // position of last_token = tokens whose K and V are in the cache
+  int32_t last_token;      // token the next decode step feeds
+  int32_t output_index;    // tokens generated so far
+  int32_t output_limit;    // live is cleared when output_index reaches it
+  int32_t position_limit;  // positions granted pages at admission; a live row at or past it is a bad state
+  uint32_t generation;     // raised at each admission to the slot; copied into every record
+  int32_t ignore_eos;      // 1: the model's EOS list does not stop this row (stop_ids still do)
+  int32_t stop_count;
+  int32_t stop_ids[G4_SLOT_STOP_IDS];
+  G4Sampling sampling;
+} G4Slot;
+
+// One row's result of one step, read back through the pinned slots.
+typedef struct G4Record {
+  int32_t token;        // >= 0 a token id, < 0 one of G4_TOKEN_*
+  float logprob;        // of the token, by the raw logits; 0 where the request did not ask
+  int32_t step;         // value of the device's step counter
+  uint32_t generation;  // generation of the slot
+} G4Record;
 
 // One entry of a slot's sparse overlay. Entries ascend by id, one an id; minus infinity bans.
 typedef struct G4Bias {
@@ -329,35 +329,6 @@ typedef struct G4ScatterParams {
   G4ScatterRun runs[G4_SCATTER_RUNS];
 } G4ScatterParams;
 
-// g4_argmax: best of each tile of G4_ARGMAX_TILE logits a row; the lowest id wins ties; suppressed ids do not compete;
-// a NaN anywhere in the tile gives id G4_TOKEN_NAN, a tile of minus infinities G4_TOKEN_MASKED.
-typedef struct G4ArgmaxParams {
-  const float* logits;        // [rows][vocab]
-  const int32_t* suppressed;  // [suppressed_count]
-  float* tile_best;           // [rows][tiles]
-  int32_t* tile_id;           // [rows][tiles]
-  int32_t rows;
-  int32_t vocab;
-  int32_t tiles;
-  int32_t suppressed_count;
-} G4ArgmaxParams;
-
-// g4_pick: folds the tiles, advances the slot (last_token, output_index, live) and publishes the record.
-typedef struct G4PickParams {
-  const float* tile_best;   // [rows][tiles]
-  const int32_t* tile_id;   // [rows][tiles]
-  const int32_t* slot;      // [rows] effective slot
-  const int32_t* status;    // [rows], or null: all rows are good
-  const int32_t* row_slot;  // [rows] slot as the host gave it (a record of a dead row still carries its generation)
-  const int32_t* step;      // [1]
-  G4Slot* slots;
-  G4Record* records;        // [rows]
-  int32_t rows;
-  int32_t tiles;
-  int32_t eos_count;
-  int32_t eos_ids[G4_EOS_IDS];
-} G4PickParams;
-
 // g4_synthetic: a tensor of made-up values, a function of key and element number (csrc/kernels/synthetic.cu).
 typedef struct G4SyntheticParams {
   uint16_t* dst;   // packed: [ceil(n/16)][ceil(k/16)][32][8], zero-padded as g4_pack does; else [n][k]
@@ -378,10 +349,9 @@ typedef struct G4SampleParams {
   const int32_t* row_slot;      // [rows] slot as the host gave it (a record of a dead row still carries its generation)
   const int32_t* step;          // [1]
   G4Slot* slots;                // [slots]
-  const G4Sampling* sampling;   // [slots]
   const uint32_t* mask;         // [slots][mask_words], bit id % 32 of word id / 32
   const G4Bias* bias;           // [slots][G4_BIAS_MAX]
-  G4Words* words;               // [slots]
+  G4Words* words;               // [slots]; these three, counts and prompt_bits are read where a slot's flags say so
   int32_t* forced;              // [slots] token that overrides the choice of one step, -1: none; consumed by the step
   uint16_t* counts;             // [penalty tables][vocab] times a token was output, saturating
   const uint32_t* prompt_bits;  // [penalty tables][mask_words] tokens of the prompt
@@ -435,8 +405,6 @@ typedef struct G4SampleParams {
   X(g4_step_begin, G4StepBeginParams, 128)                     \
   X(g4_tail, G4TailParams, 128)                                \
   X(g4_scatter, G4ScatterParams, 256)                          \
-  X(g4_argmax, G4ArgmaxParams, 256)                            \
-  X(g4_pick, G4PickParams, 128)                                \
   X(g4_synthetic, G4SyntheticParams, 256)                      \
   X(g4_sample_groups, G4SampleParams, 256)                     \
   X(g4_sample_rows, G4SampleParams, G4_SAMPLE_THREADS)
@@ -456,7 +424,7 @@ enum G4KernelId {
 #define G4_LAYOUT(Struct, bytes, last_field, last_offset)                            \
   static_assert(sizeof(Struct) == bytes, #Struct ": size differs from the bindings"); \
   static_assert(offsetof(Struct, last_field) == last_offset, #Struct "::" #last_field ": offset in the bindings")
-G4_LAYOUT(G4Slot, 100, stop_ids, 36);
+G4_LAYOUT(G4Slot, 172, sampling, 100);
 G4_LAYOUT(G4Record, 16, generation, 12);
 G4_LAYOUT(G4KvView, 48, head_dim, 40);
 G4_LAYOUT(G4PackParams, 24, k, 20);
@@ -474,14 +442,12 @@ G4_LAYOUT(G4StepBeginParams, 112, segment_global, 108);
 G4_LAYOUT(G4TailParams, 32, rows, 24);
 G4_LAYOUT(G4ScatterRun, 32, stride, 24);
 G4_LAYOUT(G4ScatterParams, 144, runs, 16);
-G4_LAYOUT(G4ArgmaxParams, 48, suppressed_count, 44);
-G4_LAYOUT(G4PickParams, 144, eos_ids, 76);
 G4_LAYOUT(G4SyntheticParams, 40, scale, 36);
 G4_LAYOUT(G4Sampling, 72, seed, 64);
 G4_LAYOUT(G4Bias, 8, value, 4);
 G4_LAYOUT(G4Words, 5196, tail, 5132);
 G4_LAYOUT(G4Logprobs, 168, logprob, 88);
-G4_LAYOUT(G4SampleParams, 248, eos_ids, 184);
+G4_LAYOUT(G4SampleParams, 240, eos_ids, 176);
 #undef G4_LAYOUT
 #endif
 

@@ -42,6 +42,7 @@ fn requests(seed: u64, count: usize) -> Vec<GenerateRequest> {
             max_tokens: 2 + random.below(12) as u32,
             ignore_eos: true,
             stop_token_ids: Vec::new(),
+            sampling: Default::default(),
         })
         .collect()
 }

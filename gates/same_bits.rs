@@ -177,6 +177,7 @@ fn request(random: &mut Random, vocab: usize, matrix: &Matrix) -> GenerateReques
         max_tokens: 1 + random.below(matrix.max_tokens) as u32,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
+        sampling: Default::default(),
     }
 }
 

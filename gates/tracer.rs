@@ -202,6 +202,7 @@ fn the_oracle_needs_the_list_alone(gate: &mut Gate, world: &World) {
         max_tokens: 60,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
+        sampling: Default::default(),
     };
     let answer = world.oracle.answer(&request);
     let mut list = request.prompt;
@@ -254,7 +255,13 @@ fn regular_counts(rig: &mut Rig, rows: usize, steps: u64) -> [u64; 7] {
         .map(|row| {
             // Lengths of every remainder, so that some row turns a page in every step.
             let prompt = prompt(&mut random, 3 + row);
-            rig.submit(GenerateRequest { prompt, max_tokens: 80, ignore_eos: true, stop_token_ids: Vec::new() })
+            rig.submit(GenerateRequest {
+                prompt,
+                max_tokens: 80,
+                ignore_eos: true,
+                stop_token_ids: Vec::new(),
+                sampling: Default::default(),
+            })
         })
         .collect();
     while ids.iter().any(|&id| rig.count(id) < 2) && rig.step() {}
@@ -319,6 +326,7 @@ fn a_torn_slot_upload_stops_the_engine(gate: &mut Gate, world: &World) {
             max_tokens: 20,
             ignore_eos: true,
             stop_token_ids: Vec::new(),
+            sampling: Default::default(),
         };
         rig.submit(request(9));
         rig.rest();
@@ -350,7 +358,13 @@ fn the_device_counter_wraps_under_way(gate: &mut Gate, world: &World) {
             for row in 0..6 {
                 let prompt = prompt(&mut Random(row), 5 + 7 * row as usize);
                 let max_tokens = 8 + row as u32;
-                rig.submit(GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids: Vec::new() });
+                rig.submit(GenerateRequest {
+                    prompt,
+                    max_tokens,
+                    ignore_eos: true,
+                    stop_token_ids: Vec::new(),
+                    sampling: Default::default(),
+                });
             }
             rig.rest();
             if rig.serve.engine.runner().steps_launched() <= wrap {

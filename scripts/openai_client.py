@@ -63,8 +63,8 @@ def main(base_url):
     extra = client.completions.create(**ask, extra_body={"return_token_ids": True}).choices[0]
     fact(len(extra.token_ids) == usage.completion_tokens, "token ids come with return_token_ids")
 
-    error = refusal(openai.BadRequestError, lambda: client.completions.create(**{**ask, "temperature": 0.7}))
-    fact(error is not None and error.param == "temperature", f"another temperature is a BadRequestError: {error}")
+    error = refusal(openai.BadRequestError, lambda: client.completions.create(**{**ask, "temperature": 2.7}))
+    fact(error is not None and error.param == "temperature", f"a temperature above 2 is a BadRequestError: {error}")
     error = refusal(openai.NotFoundError, lambda: client.completions.create(**{**ask, "model": "other"}))
     fact(error is not None and error.code == "model_not_found", f"another model is a NotFoundError: {error}")
 

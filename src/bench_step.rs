@@ -123,6 +123,7 @@ fn point(flags: &BenchStepFlags, kind: DeviceKind, rows: usize, context: usize) 
         max_tokens: max_tokens as u32,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
+        sampling: Default::default(),
     };
     let submit = |_| -> Result<TokenStream, BenchStepError> {
         let place = handle.reserve(1)?.pop().ok_or_else(|| BenchStepError::Bench("no place".into()))?;

@@ -34,8 +34,10 @@ pub enum Rejection {
     DuplicateField(String),
     #[error("the field `{0}` is required")]
     MissingField(&'static str),
-    #[error("temperature {0} is not supported yet: this server decodes greedily; omit it or set it to 0")]
-    TemperatureUnsupported(f64),
+    #[error("{param} is {value}: expected {expected}")]
+    OutOfRange { param: &'static str, value: String, expected: &'static str },
+    #[error("best_of is not served: every choice is sampled on its own, and none is discarded; use n")]
+    BestOf,
     #[error("stream_options is only allowed when stream is true")]
     StreamOptionsWithoutStream,
     #[error("max_tokens must be at least 1")]
@@ -112,7 +114,8 @@ impl Rejection {
             | UnsupportedField(_)
             | DuplicateField(_)
             | MissingField(_)
-            | TemperatureUnsupported(_)
+            | OutOfRange { .. }
+            | BestOf
             | StreamOptionsWithoutStream
             | MaxTokensZero
             | TooManyStops { .. }
@@ -156,7 +159,8 @@ impl Rejection {
             WrongType { param, .. } => Some(param),
             UnsupportedField(name) | DuplicateField(name) => Some(name),
             MissingField(name) => Some(name),
-            TemperatureUnsupported(_) => Some("temperature"),
+            OutOfRange { param, .. } => Some(param),
+            BestOf => Some("best_of"),
             StreamOptionsWithoutStream => Some("stream_options"),
             MaxTokensZero => Some("max_tokens"),
             TooManyStops { .. } | EmptyStop { .. } | StopTooLong { .. } => Some("stop"),
@@ -182,10 +186,10 @@ impl Rejection {
             BodyUnreadable(_) => "body_unreadable",
             MalformedJson(_) => "malformed_json",
             NotAnObject(_) | WrongType { .. } => "invalid_type",
-            UnsupportedField(_) => "unsupported_field",
+            UnsupportedField(_) | BestOf => "unsupported_field",
             DuplicateField(_) => "duplicate_field",
             MissingField(_) => "missing_field",
-            TemperatureUnsupported(_)
+            OutOfRange { .. }
             | StreamOptionsWithoutStream
             | MaxTokensZero
             | TooManyStops { .. }

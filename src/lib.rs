@@ -4,7 +4,7 @@
 //!
 //! 1. [`server`]: routes, wire types, SSE, health, drain (async side).
 //! 2. [`text`]: tokenizer, detokenizer, stop strings (async side).
-//! 3. [`request`], [`engine::handle`]: the door to the engine thread.
+//! 3. [`request`], [`sampling`], [`engine::handle`]: the door to the engine thread.
 //! 4. [`engine`]: the step loop. [`scheduler`] plans, [`kv`] accounts for pages.
 //! 5. [`step`]: device step tables. [`graph`]: buckets, capture, replay. [`sampler`]: the sampler graph. [`slots`]:
 //!    pinned readback slots.
@@ -24,6 +24,7 @@ pub mod bench;
 pub mod bench_step;
 pub mod engine;
 pub mod request;
+pub mod sampling;
 pub mod score;
 
 pub mod kv;

@@ -13,6 +13,8 @@ pub const STOP_STRINGS_MAX: usize = 4;
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Prompts of one request to the completions route.
 pub const PROMPTS_PER_REQUEST_MAX: usize = 128;
+/// Choices a prompt (`n`).
+pub const CHOICES_PER_PROMPT_MAX: usize = 128;
 /// Bytes of a client's `X-Request-Id`.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Prompt text of a request above this many bytes is tokenised off the reactor threads (4 KiB take about 1 ms).

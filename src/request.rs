@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::sampling::SamplingParams;
+
 /// Identity of a request inside this process; the client's `X-Request-Id` stays on the async side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
@@ -23,6 +25,8 @@ pub struct GenerateRequest {
     pub ignore_eos: bool,
     /// Further ids that stop the request, at most [`crate::limits::STOP_TOKEN_IDS_MAX`].
     pub stop_token_ids: Vec<u32>,
+    /// How tokens are chosen, the seed included.
+    pub sampling: SamplingParams,
 }
 
 impl GenerateRequest {

@@ -66,8 +66,8 @@ fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
     assert_eq!((plan.geometry.sliding_items, plan.geometry.global_items), (5 * 2, 100 * 16 / 256 + 5));
     assert_eq!(bytes(&plan, "attention partials"), 11 * 4 * (512 + 2) * 4);
     // Bucket 8 covers 5 running rows.
-    assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 8));
-    assert_eq!(bytes(&plan, "slots and page tables"), 5 * (100 + 4 * (2 + 63)));
+    assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 2 * 8));
+    assert_eq!(bytes(&plan, "slots and page tables"), 5 * (172 + 4 + 4 * (2 + 63)));
     assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
 }
 

@@ -213,7 +213,7 @@ async fn nonsense_is_refused_by_name_and_disturbs_nobody() {
         (r#"{"prompt": "a", "max_tokens": -1}"#.to_owned(), 400, &["max_tokens"]),
         (r#"{"prompt": "a", "max_tokens": 1e400}"#.to_owned(), 400, &["invalid_request_error"]),
         (r#"{"prompt": "a", "stream": 1}"#.to_owned(), 400, &["stream"]),
-        (r#"{"prompt": "a", "temperature": 0.7}"#.to_owned(), 400, &["temperature", "0.7"]),
+        (r#"{"prompt": "a", "temperature": 2.7}"#.to_owned(), 400, &["temperature", "2.7"]),
         (r#"{"prompt": "a", "best_of": 2}"#.to_owned(), 400, &["best_of"]),
         (r#"{"max_tokens": 3}"#.to_owned(), 400, &["prompt", "missing_field"]),
         (r#"{"prompt": []}"#.to_owned(), 400, &["empty_prompt"]),

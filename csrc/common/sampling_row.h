@@ -121,7 +121,7 @@ G4_FN int sample_status(const G4SampleParams& p, int row) {
 
 G4_FN SampleRow sample_row(const G4SampleParams& p, int row) {
   const int slot = p.slot[row];
-  return {p.logits + (long long)row * p.vocab, p.sampling + slot, row, slot, p.slots[slot].output_index, false};
+  return {p.logits + (long long)row * p.vocab, &p.slots[slot].sampling, row, slot, p.slots[slot].output_index, false};
 }
 
 G4_FN Draw sample_draw(const SampleRow& r) {

@@ -1,4 +1,4 @@
-// The kernels around a step (step_begin, tail, argmax, pick) against plain models over random tables.
+// The kernels around a step (step_begin, tail, scatter, the sampler's) against plain models over random tables.
 #include <deque>
 
 #include "reference.h"
@@ -184,14 +184,14 @@ G4_TEST(scatter_puts_every_run_in_its_place_and_nothing_elsewhere) {
   }
 }
 
-// ---- argmax and pick ----
+// ---- The sampler, greedy: tests/sampler compares every rule with the oracle, these run on a GPU too ----
 
 namespace {
 
 // Lowest id of the greatest logit that competes, by one loop.
-int argmax_reference(const float* logits, int begin, int end, const Ints& suppressed) {
+int argmax_reference(const float* logits, int vocab, const Ints& suppressed) {
   int best = G4_TOKEN_MASKED;
-  for (int id = begin; id < end; id++) {
+  for (int id = 0; id < vocab; id++) {
     if (std::isnan(logits[id])) return G4_TOKEN_NAN;
     if (std::count(suppressed.begin(), suppressed.end(), id) || logits[id] == -kInfinity) continue;
     if (best < 0 || logits[id] > logits[best]) best = id;
@@ -199,27 +199,12 @@ int argmax_reference(const float* logits, int begin, int end, const Ints& suppre
   return best;
 }
 
-struct Tiles {
-  std::vector<float> best;
-  Ints id;
-  int tiles;
-};
-
-Tiles argmax(const std::vector<float>& logits, int rows, int vocab, const Ints& suppressed, uint64_t seed = 0) {
-  const int tiles = (vocab + G4_ARGMAX_TILE - 1) / G4_ARGMAX_TILE;
-  Guarded<float> in(logits), best((size_t)rows * tiles);
-  Guarded<int32_t> ids(suppressed), id((size_t)rows * tiles);
-  G4ArgmaxParams p = {in.ptr(), ids.ptr(), best.ptr(), id.ptr(), rows, vocab, tiles, (int)suppressed.size()};
-  launch(g4_argmax, "g4_argmax", &p, grid(tiles, rows), 256, 64, seed);
-  return {best.download(), id.download(), tiles};
-}
-
-// Slot r belongs to row r unless said otherwise; every row is good.
+// Slot r belongs to row r unless said otherwise; every row is good and greedy.
 struct Pick {
   std::vector<G4Slot> slots;
   Ints slot, row_slot, status;
   std::vector<G4Record> records;
-  Ints eos;
+  Ints eos, suppressed;
   int step = 7;
 
   explicit Pick(int rows) : slots(rows), slot(rows), row_slot(rows), status(rows, 0) {
@@ -230,18 +215,33 @@ struct Pick {
       slot[row] = row_slot[row] = row;
     }
   }
-  void run(const Tiles& t, bool with_status = true, uint64_t seed = 0) {
-    const int rows = (int)slot.size();
-    Guarded<float> best(t.best);
-    Guarded<int32_t> id(t.id), dslot(slot), dstatus(status), drow(row_slot), dstep(Ints{step});
+  void run(const std::vector<float>& logits, int vocab, uint64_t seed = 0, bool with_status = true) {
+    const int rows = (int)slot.size(), groups = (vocab + G4_SAMPLE_GROUP - 1) / G4_SAMPLE_GROUP;
+    Guarded<float> in(logits), sums((size_t)rows * groups);
+    Guarded<uint32_t> maxima((size_t)rows * groups);
+    Guarded<int32_t> dslot(slot), dstatus(status), drow(row_slot), dstep(Ints{step}), banned(suppressed);
+    Guarded<int32_t> forced(Ints(rows, -1));
     Guarded<G4Slot> dslots(slots);
     Guarded<G4Record> out(rows);
-    G4PickParams p = {best.ptr(), id.ptr(), dslot.ptr(), with_status ? dstatus.ptr() : nullptr, drow.ptr(), dstep.ptr(),
-                      dslots.ptr(), out.ptr(), rows, t.tiles, (int)eos.size(), {}};
+    G4SampleParams p = {};
+    p.logits = in.ptr(), p.slot = dslot.ptr(), p.status = with_status ? dstatus.ptr() : nullptr;
+    p.row_slot = drow.ptr(), p.step = dstep.ptr();
+    p.slots = dslots.ptr(), p.forced = forced.ptr(), p.suppressed = banned.ptr();
+    p.group_max = maxima.ptr(), p.group_sum = sums.ptr(), p.records = out.ptr();
+    p.rows = rows, p.vocab = vocab, p.groups = groups, p.mask_words = (vocab + 31) / 32;
+    p.suppressed_count = (int)suppressed.size(), p.eos_count = (int)eos.size();
     std::copy(eos.begin(), eos.end(), p.eos_ids);
-    launch(g4_pick, "g4_pick", &p, grid(1), 128, 0, seed);
+    launch(g4_sample_groups, "g4_sample_groups", &p, grid((groups + 7) / 8, rows), 256, 0, seed);
+    launch(g4_sample_rows, "g4_sample_rows", &p, grid(rows), G4_SAMPLE_THREADS, G4_SAMPLE_SHARED_BYTES, seed);
     slots = dslots.download();
     records = out.download();
+  }
+  // Rows of a small vocabulary in which `id` is the best.
+  void run_ids(const Ints& id, bool with_status = true) {
+    const int vocab = 300;
+    std::vector<float> logits(id.size() * vocab, -5.0f);
+    for (size_t row = 0; row < id.size(); row++) logits[row * vocab + id[row]] = -1.0f;
+    run(logits, vocab, 0, with_status);
   }
   void check(int row, int token, int live, int output_index, int last_token, uint32_t generation) const {
     const G4Record& r = records[row];
@@ -255,12 +255,9 @@ struct Pick {
   }
 };
 
-// One tile a row that says `id`; a tile read past its row would win with the 0 of a missing one.
-Tiles tiles_of(const Ints& id) { return {std::vector<float>(id.size(), -1.0f), id, 1}; }
-
 }  // namespace
 
-G4_TEST(argmax_of_a_tile_is_the_lowest_id_of_its_maximum) {
+G4_TEST(a_greedy_token_is_the_lowest_id_of_the_maximum) {
   Random r(22);
   for (int vocab : {1, 7, 15, 16, 17, 31, 33, 255, 257, 1023, 1025, 4095, 4096, 4097, 12289}) {
     const int rows = 4;
@@ -271,39 +268,34 @@ G4_TEST(argmax_of_a_tile_is_the_lowest_id_of_its_maximum) {
     for (int i = 0; i < vocab; i++) logits[vocab + i] = i % 3 ? -0.0f : 0.0f;  // zeros of both signs tie
     if (vocab > 4) logits[2 * vocab + vocab / 2] = NAN;
     for (int i = 0; i < vocab; i++) logits[3 * vocab + i] = i == vocab - 1 ? -1e30f : -kInfinity;
-    Ints suppressed;
-    for (int i = (int)r.below(3); i > 0; i--) suppressed.push_back((int)r.below(vocab));
-    if (vocab % 2) suppressed.push_back(vocab / 2);  // a suppressed NaN still counts
-    const Tiles t = argmax(logits, rows, vocab, suppressed, r.next());
-    for (int row = 0; row < rows; row++)
-      for (int tile = 0; tile < t.tiles; tile++) {
-        const float* of = &logits[(size_t)row * vocab];
-        const int begin = tile * G4_ARGMAX_TILE, end = std::min(vocab, begin + G4_ARGMAX_TILE);
-        const int want = argmax_reference(of, begin, end, suppressed), got = t.id[row * t.tiles + tile];
-        G4_CHECK(got == want, "vocab %d row %d tile %d: %d, want %d", vocab, row, tile, got, want);
-        const float best = t.best[row * t.tiles + tile];
-        const float top = want >= 0 ? of[want] : -kInfinity;
-        G4_CHECK(best == top, "vocab %d row %d tile %d: best %f, want %f", vocab, row, tile, best, top);
-      }
+    Pick pick(rows);
+    for (int i = (int)r.below(3); i > 0; i--) pick.suppressed.push_back((int)r.below(vocab));
+    if (vocab % 2) pick.suppressed.push_back(vocab / 2);  // a suppressed NaN still counts
+    pick.run(logits, vocab, r.next());
+    for (int row = 0; row < rows; row++) {
+      const int want = argmax_reference(&logits[(size_t)row * vocab], vocab, pick.suppressed);
+      G4_CHECK(pick.records[row].token == want, "vocab %d row %d: %d, want %d", vocab, row, pick.records[row].token,
+               want);
+    }
   }
 }
 
-G4_TEST(argmax_and_pick_find_the_token_of_a_real_vocabulary) {
+G4_TEST(a_greedy_token_is_found_in_a_real_vocabulary) {
   Random r(23);
   const int vocab = 262144, rows = 6;
   std::vector<float> logits((size_t)rows * vocab);
   for (float& v : logits) v = std::floor(r.normal() * 64) / 64;
-  for (int id : {5000, 200000, 262143}) logits[vocab + id] = 30.0f;             // a tie across tiles
+  for (int id : {5000, 200000, 262143}) logits[vocab + id] = 30.0f;             // a tie across groups
   logits[2 * vocab + 258883] = 31.0f, logits[2 * vocab + 258882] = 31.0f;       // suppressed
-  logits[3 * vocab + 261000] = NAN;                                             // in the last tile only
+  logits[3 * vocab + 261000] = NAN;                                             // in one of the last groups only
   for (int i = 0; i < vocab; i++) logits[4 * vocab + i] = -kInfinity;           // nothing to choose
   for (int i = 0; i < vocab; i++) logits[5 * vocab + i] = -kInfinity;
   logits[5 * vocab + 262143] = -29.0f;                                          // one survivor
-  const Ints suppressed = {258883, 258882};
   Pick pick(rows);
-  pick.run(argmax(logits, rows, vocab, suppressed), true, 5);
+  pick.suppressed = {258883, 258882};
+  pick.run(logits, vocab, 5);
   for (int row = 0; row < rows; row++) {
-    const int want = argmax_reference(&logits[(size_t)row * vocab], 0, vocab, suppressed);
+    const int want = argmax_reference(&logits[(size_t)row * vocab], vocab, pick.suppressed);
     pick.check(row, want, want >= 0, want >= 0, want >= 0 ? want : -77, 1000 + row);
   }
   G4_CHECK(pick.records[1].token == 5000, "lowest id of a tie");
@@ -311,27 +303,18 @@ G4_TEST(argmax_and_pick_find_the_token_of_a_real_vocabulary) {
   G4_CHECK(pick.records[5].token == 262143, "the survivor");
 }
 
-G4_TEST(a_nan_in_any_tile_wins_and_masked_needs_all_tiles) {
-  for (int tiles : {1, 2, 15, 16, 17, 64}) {
-    for (int at = 0; at < tiles; at++) {
-      Tiles t = {std::vector<float>(2 * tiles, 1.0f), Ints(2 * tiles, 3), tiles};
-      t.id[at] = G4_TOKEN_NAN, t.best[at] = -kInfinity;
-      for (int i = 0; i < tiles; i++)
-        if (i != at) t.id[tiles + i] = G4_TOKEN_MASKED, t.best[tiles + i] = -kInfinity;
-      t.best[tiles + at] = -1e30f;
-      Pick pick(2);
-      pick.run(t);
-      pick.check(0, G4_TOKEN_NAN, 0, 0, -77, 1000);
-      pick.check(1, 3, 1, 1, 3, 1001);
-    }
+G4_TEST(a_nan_in_any_group_wins_and_masked_needs_all_groups) {
+  const int groups = 17, vocab = groups * G4_SAMPLE_GROUP;
+  for (int at = 0; at < groups; at++) {
+    std::vector<float> logits(2 * vocab, 1.0f);
+    logits[at * G4_SAMPLE_GROUP + 3] = NAN;
+    for (int i = 0; i < vocab; i++) logits[vocab + i] = -kInfinity;
+    logits[vocab + at * G4_SAMPLE_GROUP + 3] = -1e30f;
+    Pick pick(2);
+    pick.run(logits, vocab);
+    pick.check(0, G4_TOKEN_NAN, 0, 0, -77, 1000);
+    pick.check(1, at * G4_SAMPLE_GROUP + 3, 1, 1, at * G4_SAMPLE_GROUP + 3, 1001);
   }
-}
-
-G4_TEST(pick_takes_the_lowest_tile_of_a_tie) {
-  Tiles t = {{-5.0f, 2.0f, 2.0f, -0.0f}, {1, 5000, 9000, 13000}, 4};
-  Pick pick(1);
-  pick.run(t);
-  pick.check(0, 5000, 1, 1, 5000, 1000);
 }
 
 G4_TEST(a_row_stops_on_eos_stop_ids_and_the_limit) {
@@ -345,7 +328,7 @@ G4_TEST(a_row_stops_on_eos_stop_ids_and_the_limit) {
   pick.slots[6].output_index = 98;
   pick.slots[7].stop_count = G4_SLOT_STOP_IDS;
   pick.slots[7].stop_ids[G4_SLOT_STOP_IDS - 1] = 12;
-  pick.run(tiles_of({106, 1, 8, 5, 106, 5, 5, 12}));
+  pick.run_ids({106, 1, 8, 5, 106, 5, 5, 12});
   pick.check(0, 106, 0, 1, 106, 1000);
   pick.check(1, 1, 1, 1, 1, 1001);
   pick.check(2, 8, 0, 1, 8, 1002);
@@ -362,7 +345,7 @@ G4_TEST(dead_padding_and_bad_rows_publish_their_status_and_change_nothing) {
   pick.slot[1] = pick.row_slot[1] = -1, pick.status[1] = G4_TOKEN_NONE;
   pick.slot[2] = -1, pick.status[2] = G4_TOKEN_BAD_STATE;
   const std::vector<G4Slot> before = pick.slots;
-  pick.run(tiles_of({4, 4, 4, 4}));
+  pick.run_ids({4, 4, 4, 4});
   pick.check(0, G4_TOKEN_NONE, 0, 0, -77, 1000);
   pick.check(1, G4_TOKEN_NONE, 1, 0, -77, 0);
   pick.check(2, G4_TOKEN_BAD_STATE, 1, 0, -77, 1002);
@@ -375,7 +358,7 @@ G4_TEST(without_a_status_every_row_with_a_slot_is_good) {
   Pick pick(3);
   pick.slot[1] = pick.row_slot[1] = -1;
   pick.status = {G4_TOKEN_NAN, G4_TOKEN_NAN, G4_TOKEN_NAN};  // must not be read
-  pick.run(tiles_of({4, 4, 6}), false);
+  pick.run_ids({4, 4, 6}, false);
   pick.check(0, 4, 1, 1, 4, 1000);
   pick.check(1, G4_TOKEN_NONE, 1, 0, -77, 0);
   pick.check(2, 6, 1, 1, 6, 1002);
@@ -388,9 +371,9 @@ G4_TEST(rows_pick_alike_in_any_number_and_order) {
   for (float& v : logits) v = r.normal();
   Pick pick(rows);
   for (int row = 0; row < rows; row++) pick.slot[row] = pick.row_slot[row] = (row * 37 + 5) % rows;
-  pick.run(argmax(logits, rows, vocab, {}), true, 9);
+  pick.run(logits, vocab, 9);
   for (int row = 0; row < rows; row++) {
-    const int want = argmax_reference(&logits[(size_t)row * vocab], 0, vocab, {}), slot = pick.slot[row];
+    const int want = argmax_reference(&logits[(size_t)row * vocab], vocab, {}), slot = pick.slot[row];
     G4_CHECK(pick.records[row].token == want && pick.records[row].generation == 1000u + slot, "row %d", row);
     G4_CHECK(pick.slots[slot].last_token == want && pick.slots[slot].output_index == 1, "slot %d", slot);
   }

@@ -79,6 +79,7 @@ fn request(random: &mut Random, length: usize, max_tokens: usize) -> GenerateReq
         max_tokens: max_tokens as u32,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
+        sampling: Default::default(),
     }
 }
 

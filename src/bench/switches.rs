@@ -79,7 +79,13 @@ impl Loop {
         for (row, place) in self.handle.reserve(rows)?.into_iter().enumerate() {
             let prompt = (0..SWITCH_PROMPT).map(|i| ((row * 31 + i * 7 + 5) % vocab) as u32).collect();
             let max_tokens = spare_tokens(&self.settings) as u32;
-            let request = GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids: Vec::new() };
+            let request = GenerateRequest {
+                prompt,
+                max_tokens,
+                ignore_eos: true,
+                stop_token_ids: Vec::new(),
+                sampling: Default::default(),
+            };
             streams.push((place.submit(request)?, 0usize));
         }
         while streams.iter().any(|(_, tokens)| *tokens == 0) {

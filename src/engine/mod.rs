@@ -350,7 +350,7 @@ impl Engine {
 
     fn launch_chunk(&mut self, chunk: Chunk) -> Result<InFlight, EngineError> {
         let slot = chunk.slot.index();
-        let generation = self.generations[slot];
+        let (generation, vocab) = (self.generations[slot], self.runner.forward.config.vocab);
         let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
         let rows = match chunk.last {
             true => Rc::new([RowOwner { slot, generation, id: chunk.id }]),
@@ -362,7 +362,7 @@ impl Engine {
             start: chunk.start,
             tokens: &ticket.request.prompt[chunk.start..chunk.start + chunk.len],
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
-            last: chunk.last.then(|| slot_state(ticket, generation)),
+            last: chunk.last.then(|| slot_state(ticket, generation, vocab)),
         };
         let flight = self.runner.launch_prompt(prompt, rows)?;
         if chunk.last {
@@ -542,7 +542,7 @@ impl Engine {
 }
 
 /// The slot's state when its prompt is in the cache: the sampler of that step gives the first token.
-fn slot_state(ticket: &Ticket, generation: u32) -> G4Slot {
+fn slot_state(ticket: &Ticket, generation: u32, vocab: usize) -> G4Slot {
     let request = &ticket.request;
     let mut stop_ids = [-1; STOP_TOKEN_IDS_MAX];
     for (place, &id) in stop_ids.iter_mut().zip(&request.stop_token_ids) {
@@ -559,5 +559,6 @@ fn slot_state(ticket: &Ticket, generation: u32) -> G4Slot {
         ignore_eos: request.ignore_eos.into(),
         stop_count: request.stop_token_ids.len().min(STOP_TOKEN_IDS_MAX) as i32,
         stop_ids,
+        sampling: request.sampling.pack(vocab, None).sampling,
     }
 }

@@ -205,6 +205,7 @@ fn served_model(config: &Config, checkpoint: &Checkpoint, runner: &Runner, token
         eos_ids: ServedModel::unite_eos([&model.eos_ids[..]]),
         refused_ids: model.modality_ids.iter().map(|m| (m.id, m.field.to_owned())).collect(),
         vocab_size: model.vocab,
+        sampling: model.sampling.clone(),
         max_context: geometry.max_context,
         kv_tokens_max: geometry.global_pages.saturating_mul(geometry.page_tokens_global),
     }

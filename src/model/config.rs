@@ -8,9 +8,11 @@ use serde_json::Value;
 
 pub use super::fields::ConfigError;
 use super::fields::{Fields, shown};
+use super::kernels::bindings::{G4_SAMPLE_GROUP, G4_SAMPLE_GROUPS_MAX};
 use super::layers;
 pub use super::layers::{LayerConfig, LayerKind, RopeConfig};
 use crate::limits::EOS_IDS_MAX;
+use crate::sampling::SamplingParams;
 
 /// A Gemma 4 text tower with every default applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,12 +48,32 @@ pub struct ModelConfig {
     pub modality_ids: Vec<ModalityId>,
     /// `add_bos_token` of tokenizer_config.json, if it says.
     pub add_bos_token: Option<bool>,
+    /// How tokens are chosen for a request that does not say: generation_config.json.
+    pub sampling: SamplingParams,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelType {
     Gemma4,
     Gemma4Unified,
+}
+
+/// `do_sample: false` is greedy; otherwise a field that is absent is neutral.
+fn sampling(generation: &Fields) -> Result<SamplingParams, ConfigError> {
+    let number = |key, min, max, neutral| Ok(generation.number(key, min, max)?.unwrap_or(neutral) as f32);
+    let is_greedy = generation.flag("do_sample")? == Some(false);
+    let repetition = number("repetition_penalty", 1e-3, 1e3, 1.0)?;
+    if repetition != 1.0 {
+        return Err(generation.unsupported("repetition_penalty", repetition, "penalties are not served yet"));
+    }
+    Ok(SamplingParams {
+        temperature: if is_greedy { 0.0 } else { number("temperature", 0.0, 100.0, 1.0)? },
+        top_k: generation.count("top_k", 0, u32::MAX as usize)?.unwrap_or(0) as u32,
+        top_p: number("top_p", 0.0, 1.0, 1.0)?,
+        min_p: number("min_p", 0.0, 1.0, 0.0)?,
+        typical_p: number("typical_p", 1e-6, 1.0, 1.0)?,
+        ..SamplingParams::greedy()
+    })
 }
 
 /// A token id that stands for something other than text.
@@ -65,7 +87,8 @@ pub struct ModalityId {
 // Bounds that no Gemma 4 comes near; they keep later arithmetic far from overflow.
 pub(super) const HIDDEN_MAX: usize = 1 << 16;
 pub(super) const HEADS_MAX: usize = 1 << 8;
-const VOCAB_MAX: usize = 1 << 22;
+/// What the sampler's groups cover.
+const VOCAB_MAX: usize = (G4_SAMPLE_GROUP * G4_SAMPLE_GROUPS_MAX) as usize;
 const POSITIONS_MAX: usize = 1 << 22;
 const SUPPRESSED_MAX: usize = 1 << 10;
 const CONFIG: &str = "config.json";
@@ -122,6 +145,7 @@ impl ModelConfig {
             suppressed_ids: ids.suppressed()?,
             modality_ids: ids.modality()?,
             add_bos_token: tokenizer.flag("add_bos_token")?,
+            sampling: sampling(&generation)?,
         })
     }
 

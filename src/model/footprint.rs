@@ -1,7 +1,7 @@
 //! How many bytes each buffer of the device takes, as lines of arithmetic that a person can check.
 
 use super::config::{LayerConfig, LayerKind, ModelConfig};
-use super::kernels::bindings::G4_ARGMAX_TILE;
+use super::kernels::bindings::G4_SAMPLE_GROUP;
 use super::kernels::{G4Record, G4Slot};
 use super::plan::PlanOptions;
 use super::tensors;
@@ -225,11 +225,11 @@ impl Geometry {
             bytes: (sliding * self.sliding_items as u64).max(global * self.global_items as u64),
         };
         let (rows, vocab) = (self.decode_rows, config.vocab);
-        let tiles = vocab.div_ceil(ARGMAX_TILE);
+        let groups = vocab.div_ceil(G4_SAMPLE_GROUP as usize);
         let logits = Line {
             name: "logits",
-            arithmetic: format!("{rows} rows x {vocab} x {F32} B + {tiles} tile bests of 8 B"),
-            bytes: product(&[rows, vocab, F32]) + product(&[rows, tiles, 8]),
+            arithmetic: format!("{rows} rows x ({vocab} x {F32} B + {groups} group maxima and sums of 8 B)"),
+            bytes: product(&[rows, vocab, F32]) + product(&[rows, groups, 8]),
         };
         let slot_bytes = SLOT_BYTES + I32 * (self.ring_pages + self.global_table_pages);
         let tables = Line {
@@ -282,9 +282,9 @@ impl Widths {
 const BF16: u64 = 2;
 const F32: usize = 4;
 const I32: usize = 4;
-const SLOT_BYTES: usize = size_of::<G4Slot>();
+/// A slot, and the token forced upon it.
+const SLOT_BYTES: usize = size_of::<G4Slot>() + I32;
 const RECORD_BYTES: usize = size_of::<G4Record>();
-const ARGMAX_TILE: usize = G4_ARGMAX_TILE as usize;
 /// Weights pass through this many device buffers of this size while they are packed, in pieces of whole 16-row tiles,
 /// so that a matrix need not stand on the device twice.
 pub const STAGING_BUFFERS: usize = 2;

@@ -1,5 +1,7 @@
-//! The sampler: from logits to tokens, slot state and records, on the device. Greedy, with suppressed ids; its kernels
-//! are the nodes of the sampler graph.
+//! The sampler: from logits to tokens, slot state and records, on the device. Its two kernels are the nodes of the
+//! sampler graph, whatever the rows ask for: a row finds its parameters in its slot.
+//!
+//! [`oracle`] defines what is right, [`params`] is what a slot holds of a request.
 
 pub mod math;
 pub mod oracle;
@@ -9,8 +11,8 @@ pub mod philox;
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 use crate::limits::{EOS_IDS_MAX, ROWS_MAX};
 use crate::model::config::ModelConfig;
-use crate::model::kernels::bindings::{G4_ARGMAX_TILE, G4_EOS_IDS, G4PickParams};
-use crate::model::kernels::{G4Record, Kernels};
+use crate::model::kernels::bindings::{G4_EOS_IDS, G4_SAMPLE_GROUP};
+use crate::model::kernels::{G4Record, G4SampleParams, Kernels};
 use crate::model::plan::Geometry;
 use crate::step::StepTables;
 
@@ -20,8 +22,11 @@ const _: () = assert!(EOS_IDS_MAX == G4_EOS_IDS as usize);
 pub struct Sampler {
     /// `[bucket_max][vocab]` f32
     logits: DeviceBuffer<f32>,
-    tile_best: DeviceBuffer<f32>,
-    tile_id: DeviceBuffer<i32>,
+    /// `[bucket_max][groups]`
+    group_max: DeviceBuffer<u32>,
+    group_sum: DeviceBuffer<f32>,
+    /// `[slots]`, the door of what is decided elsewhere; -1: nothing.
+    forced: DeviceBuffer<i32>,
     suppressed: DeviceBuffer<i32>,
     /// `[ROWS_MAX]`, copied to a pinned slot after each step.
     pub records: DeviceBuffer<G4Record>,
@@ -44,7 +49,7 @@ pub struct SampleRows {
 
 impl Sampler {
     pub fn new(context: &Context, stream: &Stream, config: &ModelConfig, g: &Geometry) -> Result<Self, DriverError> {
-        let tiles = config.vocab.div_ceil(G4_ARGMAX_TILE as usize);
+        let groups = g.decode_rows * config.vocab.div_ceil(G4_SAMPLE_GROUP as usize);
         let suppressed: Vec<i32> =
             config.suppressed_ids.iter().filter(|&&id| (id as usize) < config.vocab).map(|&id| id as i32).collect();
         let mut eos = [-1; EOS_IDS_MAX];
@@ -53,8 +58,9 @@ impl Sampler {
         }
         let sampler = Sampler {
             logits: DeviceBuffer::new(context, g.decode_rows * config.vocab)?,
-            tile_best: DeviceBuffer::new(context, g.decode_rows * tiles)?,
-            tile_id: DeviceBuffer::new(context, g.decode_rows * tiles)?,
+            group_max: DeviceBuffer::new(context, groups)?,
+            group_sum: DeviceBuffer::new(context, groups)?,
+            forced: DeviceBuffer::new(context, g.max_running)?,
             suppressed: DeviceBuffer::new(context, suppressed.len())?,
             records: DeviceBuffer::new(context, ROWS_MAX)?,
             vocab: config.vocab,
@@ -62,6 +68,7 @@ impl Sampler {
             eos_count: config.eos_ids.len().min(EOS_IDS_MAX),
         };
         stream.upload(sampler.suppressed.all(), &suppressed)?;
+        stream.fill(sampler.forced.all(), 0xff)?;
         stream.fill(sampler.records.all(), 0xff)?;
         stream.synchronize()?;
         Ok(sampler)
@@ -72,26 +79,42 @@ impl Sampler {
         self.logits.slice(0..rows * self.vocab)
     }
 
-    /// Enqueues argmax, stop detection, the slots' advance and the records.
+    /// Enqueues the choice of tokens, stop detection, the slots' advance and the records.
     pub fn run(&self, s: &Stream, kernels: &Kernels, tables: &StepTables, rows: SampleRows) -> Result<(), DriverError> {
         let n = rows.count;
-        let (best, id) = (self.tile_best.all(), self.tile_id.all());
-        kernels.argmax(s, self.logits.all(), self.suppressed.all(), best, id, n, self.vocab)?;
         assert!(rows.slot.len() >= n && rows.row_slot.len() >= n && n <= ROWS_MAX);
-        let pick = G4PickParams {
-            tile_best: self.tile_best.ptr(),
-            tile_id: self.tile_id.ptr(),
-            slot: rows.slot.ptr(),
-            status: rows.status.map_or(std::ptr::null(), |status| status.ptr().cast_const()),
-            row_slot: rows.row_slot.ptr(),
-            step: tables.step.ptr(),
-            slots: tables.slots.ptr(),
-            records: self.records.ptr(),
-            rows: n as i32,
-            tiles: self.vocab.div_ceil(G4_ARGMAX_TILE as usize) as i32,
-            eos_count: self.eos_count as i32,
-            eos_ids: self.eos,
-        };
-        kernels.pick(s, &pick)
+        assert!(self.logits.len() >= n * self.vocab && self.forced.len() == tables.slots.len());
+        kernels.sample(
+            s,
+            &G4SampleParams {
+                logits: self.logits.ptr(),
+                slot: rows.slot.ptr(),
+                status: rows.status.map_or(std::ptr::null(), |status| status.ptr().cast_const()),
+                row_slot: rows.row_slot.ptr(),
+                step: tables.step.ptr(),
+                slots: tables.slots.ptr(),
+                // No slot's flags ask for these yet.
+                mask: std::ptr::null(),
+                bias: std::ptr::null(),
+                words: std::ptr::null_mut(),
+                forced: self.forced.ptr(),
+                counts: std::ptr::null_mut(),
+                prompt_bits: std::ptr::null(),
+                suppressed: self.suppressed.ptr(),
+                group_max: self.group_max.ptr(),
+                group_sum: self.group_sum.ptr(),
+                raw_max: std::ptr::null_mut(),
+                raw_sum: std::ptr::null_mut(),
+                records: self.records.ptr(),
+                logprobs: std::ptr::null_mut(),
+                rows: n as i32,
+                vocab: self.vocab as i32,
+                groups: self.vocab.div_ceil(G4_SAMPLE_GROUP as usize) as i32,
+                mask_words: self.vocab.div_ceil(32) as i32,
+                suppressed_count: self.suppressed.len() as i32,
+                eos_count: self.eos_count as i32,
+                eos_ids: self.eos,
+            },
+        )
     }
 }

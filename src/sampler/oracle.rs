@@ -9,8 +9,8 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use super::math::{self, exp, key_of, ln};
-use super::params::SamplingParams;
 use super::philox::{Draw, Purpose, uniform};
+use crate::sampling::SamplingParams;
 
 /// Logits of a group; the float sums of the sampler are over groups.
 pub const GROUP: usize = 256;

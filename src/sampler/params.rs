@@ -1,6 +1,6 @@
-//! What a request asks of the sampler, and how a slot holds it.
+//! How a slot holds what a request asks of the sampler.
 //!
-//! [`SamplingParams`] are valid values with every default filled in. [`SamplingParams::pack`] makes of them what a slot
+//! [`SamplingParams::pack`] makes of a request's values what its slot
 //! carries on the device: one [`G4Sampling`], in which what is off reads as off, and the overlays that only some
 //! requests have. Nothing else of a request's sampling exists anywhere: rows find it through their slot.
 
@@ -9,81 +9,9 @@ use crate::model::kernels::bindings::{
     G4_SAMPLING_LOGPROBS, G4_SAMPLING_MASK, G4_SAMPLING_PENALTIES, G4_SAMPLING_SUMS, G4_SAMPLING_WORDS,
 };
 use crate::model::kernels::{G4Bias, G4Sampling, G4Words};
-
-/// Below it a temperature is greedy.
-pub const TEMPERATURE_MIN: f32 = 1e-5;
-
-/// A request's sampling, valid and resolved.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// 0 to 2; below [`TEMPERATURE_MIN`] greedy.
-    pub temperature: f32,
-    /// 0: off.
-    pub top_k: u32,
-    /// In (0, 1]; 1: off.
-    pub top_p: f32,
-    /// In [0, 1]; 0: off.
-    pub min_p: f32,
-    /// In (0, 1]; 1: off.
-    pub typical_p: f32,
-    /// In [0, 1]; 0: off.
-    pub xtc_probability: f32,
-    /// Off above 0.5, where no two tokens can reach it.
-    pub xtc_threshold: f32,
-    /// Above 0; 1: off.
-    pub repetition_penalty: f32,
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    pub seed: u64,
-    /// Which of n choices: each draws from a stream of its own.
-    pub choice: u16,
-    /// EOS and stop ids do not compete before this many tokens are out.
-    pub min_tokens: u32,
-    /// One entry an id.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Only these compete.
-    pub allowed_token_ids: Option<Vec<u32>>,
-    /// Token sequences that the output must not contain; none is empty.
-    pub bad_words: Vec<Vec<u32>>,
-    /// Most likely tokens to report beside the chosen one.
-    pub logprobs: Option<u32>,
-}
+use crate::sampling::SamplingParams;
 
 impl SamplingParams {
-    /// Greedy, nothing else.
-    pub fn greedy() -> Self {
-        SamplingParams {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            typical_p: 1.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            seed: 0,
-            choice: 0,
-            min_tokens: 0,
-            logit_bias: Vec::new(),
-            allowed_token_ids: None,
-            bad_words: Vec::new(),
-            logprobs: None,
-        }
-    }
-
-    /// Whether only the best token can be drawn. The filters that leave one token, up to ties, decide like greedy:
-    /// nobody who asks for them wants a draw among ties.
-    pub fn is_greedy(&self, vocab: usize) -> bool {
-        self.temperature < TEMPERATURE_MIN || self.top_k == 1 || self.top_p <= 1.0 / vocab as f32 || self.min_p >= 1.0
-    }
-
-    /// Whether counts of tokens are needed.
-    pub fn has_penalties(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
-    }
-
     /// What a slot holds of these. `penalty_table`: the table granted to the request, if it has penalties.
     pub fn pack(&self, vocab: usize, penalty_table: Option<usize>) -> PackedSampling {
         assert_eq!(self.has_penalties(), penalty_table.is_some());

@@ -6,28 +6,31 @@ use crate::engine::handle::TokenStream;
 use crate::error::Rejection;
 use crate::limits::TOKENISE_INLINE_BYTES_MAX;
 use crate::request::GenerateRequest;
+use crate::sampling::SamplingParams;
 use crate::server::wire::{CompletionRequest, Prompt};
 use crate::server::{App, ServedModel};
 
-/// One accepted prompt.
+/// One accepted choice of a prompt.
 pub struct Accepted {
     pub prompt_ids: Vec<u32>,
     pub stream: TokenStream,
 }
 
-/// Admits every prompt of the request or none.
+/// Admits every choice of every prompt, prompt by prompt, or none.
 pub async fn admit(
     app: &App,
     model: &Arc<ServedModel>,
     request: &mut CompletionRequest,
 ) -> Result<Vec<Accepted>, Rejection> {
     check_model(model, request)?;
-    let count = request.prompts.len();
+    let choices = request.sampling.n.unwrap_or(1);
+    let count = request.prompts.len() * choices;
     if count > app.config.max_waiting {
         return Err(Rejection::TooManyPrompts { count, limit: app.config.max_waiting });
     }
     let places = app.engine.reserve(count)?;
     let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
+    let sampling = request.sampling.over(&model.sampling, salt);
     // All are checked before the first is submitted: a refusal costs no device work.
     let requests = prompts
         .into_iter()
@@ -35,9 +38,23 @@ pub async fn admit(
         .map(|(i, prompt)| {
             model.check_ids(i, &prompt)?;
             let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens)?;
-            Ok(GenerateRequest { prompt, max_tokens, ignore_eos: request.ignore_eos, stop_token_ids: Vec::new() })
+            // Prompts of one request share its seed, or its salt; choices of a prompt draw from streams of their own.
+            let sampling = sampling.clone();
+            Ok(GenerateRequest {
+                prompt,
+                max_tokens,
+                ignore_eos: request.ignore_eos,
+                stop_token_ids: Vec::new(),
+                sampling,
+            })
         })
         .collect::<Result<Vec<_>, Rejection>>()?;
+    let requests = requests.into_iter().flat_map(|request| {
+        (0..choices as u16).map(move |choice| {
+            let sampling = SamplingParams { choice, ..request.sampling.clone() };
+            GenerateRequest { sampling, ..request.clone() }
+        })
+    });
     places
         .into_iter()
         .zip(requests)
@@ -46,6 +63,15 @@ pub async fn admit(
             Ok(Accepted { prompt_ids, stream: place.submit(request)? })
         })
         .collect()
+}
+
+/// 64 bits of the operating system's generator: never one of this process, which replicas could share.
+fn salt() -> u64 {
+    let mut bytes = [0; 8];
+    // Fails only on kernels without the call.
+    let read = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(read.ok(), Some(bytes.len()), "the operating system gives no random bytes");
+    u64::from_le_bytes(bytes)
 }
 
 fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), Rejection> {

@@ -1,5 +1,5 @@
-//! Tokens of the engine to deltas of the answer: one [`Choice`] a prompt, [`Choices`] for the whole request. Streamed
-//! and gathered answers both read deltas from here.
+//! Tokens of the engine to deltas of the answer: one [`Choice`] each, [`Choices`] for the whole request. Streamed and
+//! gathered answers both read deltas from here.
 //!
 //! A choice ends once: with a finish reason, or with an error that ends the request. Dropping it earlier (the client's
 //! connection is gone, so hyper dropped the handler or the body) cancels it in the engine.
@@ -169,6 +169,8 @@ type Pending = Pin<Box<dyn Future<Output = (Choice, Result<Delta, Rejection>)> +
 pub struct Choices {
     running: FuturesUnordered<Pending>,
     prompt_ids: Vec<Vec<u32>>,
+    /// Choices a prompt.
+    choices: usize,
     completion_tokens: usize,
     arrived: Instant,
     request_failed: Arc<AtomicBool>,
@@ -176,9 +178,11 @@ pub struct Choices {
 }
 
 impl Choices {
+    /// `choices`: how many of `accepted`, in a row, share a prompt.
     pub fn new<S: AsRef<str>>(
         model: &Arc<ServedModel>,
         accepted: Vec<Accepted>,
+        choices: usize,
         stop: &[S],
         arrived: Instant,
         in_flight: InFlight,
@@ -200,7 +204,7 @@ impl Choices {
                 request_failed: request_failed.clone(),
             }));
         }
-        Self { running, prompt_ids, completion_tokens: 0, arrived, request_failed, in_flight }
+        Self { running, prompt_ids, choices, completion_tokens: 0, arrived, request_failed, in_flight }
     }
 
     /// The next delta of any choice; none when all have ended. After an error the request is over.
@@ -220,8 +224,9 @@ impl Choices {
         &self.prompt_ids
     }
 
+    /// Tokens of the prompts, each counted once however many choices it has.
     pub fn prompt_tokens(&self) -> usize {
-        self.prompt_ids.iter().map(Vec::len).sum()
+        self.prompt_ids.iter().step_by(self.choices).map(Vec::len).sum()
     }
 
     /// Generated tokens given out so far, stop tokens included.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::Rejection;
+use crate::sampling::SamplingParams;
 use crate::text::Tokenizer;
 
 pub struct ServedModel {
@@ -16,6 +17,8 @@ pub struct ServedModel {
     pub refused_ids: Vec<(u32, String)>,
     /// Token ids are below this.
     pub vocab_size: usize,
+    /// How tokens are chosen for a request that does not say.
+    pub sampling: SamplingParams,
     /// Tokens of prompt and answer together.
     pub max_context: usize,
     /// Tokens the whole KV pool holds for one request (global pages times page tokens).
@@ -111,6 +114,7 @@ mod tests {
             eos_ids: ServedModel::unite_eos([&[1u32, 106][..], &[106, 50], &[1]]),
             refused_ids: vec![(46, "image".into())],
             vocab_size: 512,
+            sampling: SamplingParams::greedy(),
             max_context,
             kv_tokens_max,
         }

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
+use super::sampling_fields::SamplingFields;
 use crate::error::Rejection;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 
@@ -26,6 +27,7 @@ pub struct CompletionRequest {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub return_token_ids: bool,
+    pub sampling: SamplingFields,
     /// For the log only.
     pub user: Option<String>,
     pub metadata: Option<serde_json::Value>,
@@ -123,17 +125,14 @@ impl<'de> Visitor<'de> for Body<'_> {
                 "stop" => request.stop = map.next_value::<Option<Stop>>()?.map(|s| s.0).unwrap_or_default(),
                 "ignore_eos" => request.ignore_eos = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "return_token_ids" => request.return_token_ids = map.next_value::<Option<bool>>()?.unwrap_or(false),
-                "temperature" => {
-                    // Greedy decoding is temperature 0; -0.0 equals it.
-                    let temperature = map.next_value::<Option<f64>>()?.unwrap_or(0.0);
-                    if temperature != 0.0 {
-                        return Err(self.0.refuse(Rejection::TemperatureUnsupported(temperature)));
-                    }
-                }
                 "user" => request.user = map.next_value()?,
                 "metadata" => {
                     request.metadata =
                         map.next_value::<Option<serde_json::Map<String, serde_json::Value>>>()?.map(Into::into)
+                }
+                name if SamplingFields::NAMES.contains(&name) => {
+                    let (sampling, value) = (&mut request.sampling, map.next_value()?);
+                    sampling.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
                 _ => {
                     // The value is read first, so that a body that is not JSON is called that.

@@ -56,7 +56,10 @@ fn wrong_types_name_their_field() {
         (r#"{"prompt":"a","stop":""}"#, "stop"),
         (r#"{"prompt":"a","stop":["1","2","3","4","5"]}"#, "stop"),
         (r#"{"prompt":"a","temperature":"hot"}"#, "temperature"),
-        (r#"{"prompt":"a","temperature":0.7}"#, "temperature"),
+        (r#"{"prompt":"a","temperature":2.7}"#, "temperature"),
+        (r#"{"prompt":"a","top_k":"many"}"#, "top_k"),
+        (r#"{"prompt":"a","n":0}"#, "n"),
+        (r#"{"prompt":"a","best_of":2}"#, "best_of"),
         (r#"{"prompt":"a","ignore_eos":"yes"}"#, "ignore_eos"),
         (r#"{"prompt":"a","return_token_ids":0}"#, "return_token_ids"),
         (r#"{"prompt":"a","model":7}"#, "model"),
@@ -74,7 +77,7 @@ fn wrong_types_name_their_field() {
 #[test]
 fn every_other_field_is_refused_by_name() {
     // B41, B43, B45: what this server cannot do it says, however the value looks.
-    for field in ["n", "echo", "best_of", "logprobs", "top_p", "logit_bias", "seed", "messages", "Prompt", ""] {
+    for field in ["echo", "logprobs", "logit_bias", "presence_penalty", "messages", "Prompt", ""] {
         let json = format!(r#"{{"prompt":"a","{field}":{{"999999999":-100}}}}"#);
         assert_eq!(refusal(&json), Rejection::UnsupportedField(field.into()));
     }
@@ -83,11 +86,13 @@ fn every_other_field_is_refused_by_name() {
 #[test]
 fn null_and_zero_mean_the_default() {
     let json = r#"{"prompt":"a","model":null,"max_tokens":null,"stream":null,"stream_options":null,"stop":null,
-                   "ignore_eos":null,"temperature":null,"return_token_ids":null,"user":null,"metadata":null}"#;
+                   "ignore_eos":null,"temperature":null,"top_p":null,"top_k":null,"seed":null,"n":null,
+                   "best_of":null,"return_token_ids":null,"user":null,"metadata":null}"#;
     let request = parse(json.as_bytes()).unwrap();
     assert_eq!(request, CompletionRequest { prompts: vec![text("a")], ..Default::default() });
     for zero in ["0", "0.0", "-0.0", "0e5"] {
-        assert!(parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes()).is_ok());
+        let request = parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes()).unwrap();
+        assert_eq!(request.sampling.temperature, Some(0.0));
     }
 }
 

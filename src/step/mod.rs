@@ -246,7 +246,7 @@ impl StepTables {
             write_pages(words, global, reservation.global(), g.global_table_pages);
         }
         if let Some((state, at)) = state {
-            let state: [i32; SLOT_WORDS] = bytemuck::cast(state);
+            let state: &[i32] = bytemuck::cast_slice(std::slice::from_ref(&state));
             state.iter().enumerate().for_each(|(i, &word)| words.write(at + i, word));
         }
         if let Some(at) = number {

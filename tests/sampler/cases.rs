@@ -1,6 +1,6 @@
 //! Random rows for the sampler: every shape of logits, every mix of parameters.
 
-use gemma4_serve::sampler::params::SamplingParams;
+use gemma4_serve::sampling::SamplingParams;
 
 use crate::rig::{Model, Request};
 

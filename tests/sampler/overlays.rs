@@ -1,7 +1,8 @@
 //! What is laid over the logits before a token is chosen, what a bad row does, and log-probabilities.
 
 use gemma4_serve::device::DeviceChoice;
-use gemma4_serve::sampler::params::{SamplingParams, mask_of};
+use gemma4_serve::sampler::params::mask_of;
+use gemma4_serve::sampling::SamplingParams;
 
 use crate::cases::{self, Random};
 use crate::rig::{Model, Request, Rig, device};

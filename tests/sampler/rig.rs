@@ -4,10 +4,11 @@ use gemma4_serve::device::{Context, DeviceBuffer, DeviceChoice, DeviceKind, Stre
 use gemma4_serve::images;
 use gemma4_serve::model::kernels::bindings::{G4_BIAS_MAX, G4_EOS_IDS, G4_SAMPLE_GROUP};
 use gemma4_serve::model::kernels::{
-    G4Bias, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words, KernelImage, Kernels,
+    G4Bias, G4Logprobs, G4Record, G4SampleParams, G4Slot, G4Words, KernelImage, Kernels,
 };
 use gemma4_serve::sampler::oracle::{Logprobs, OracleRow, Outcome};
-use gemma4_serve::sampler::params::{SamplingParams, mask_of};
+use gemma4_serve::sampler::params::mask_of;
+use gemma4_serve::sampling::SamplingParams;
 
 /// A request whose tokens are sampled here.
 #[derive(Clone, Debug)]
@@ -50,7 +51,6 @@ pub struct Rig {
     stream: Stream,
     logits: DeviceBuffer<f32>,
     slot_state: DeviceBuffer<G4Slot>,
-    sampling: DeviceBuffer<G4Sampling>,
     mask: DeviceBuffer<u32>,
     bias: DeviceBuffer<G4Bias>,
     words: DeviceBuffer<G4Words>,
@@ -85,7 +85,6 @@ impl Rig {
             slots,
             logits: buffer(&context, slots * vocab),
             slot_state: buffer(&context, slots),
-            sampling: buffer(&context, slots),
             mask: buffer(&context, slots * words),
             bias: buffer(&context, slots * G4_BIAS_MAX as usize),
             words: buffer(&context, slots),
@@ -128,10 +127,10 @@ impl Rig {
             ignore_eos: request.ignore_eos.into(),
             stop_count: request.stop_ids.len() as i32,
             stop_ids,
+            sampling: packed.sampling,
         };
         let s = &self.stream;
         s.upload(self.slot_state.slice(slot..slot + 1), &[state]).expect("upload");
-        s.upload(self.sampling.slice(slot..slot + 1), &[packed.sampling]).expect("upload");
         let first = slot * G4_BIAS_MAX as usize;
         s.upload(self.bias.slice(first..first + packed.bias.len()), &packed.bias).expect("upload");
         if let Some(mask) = &packed.mask {
@@ -196,7 +195,6 @@ impl Rig {
             row_slot: self.row_slot.ptr(),
             step: self.step.ptr(),
             slots: self.slot_state.ptr(),
-            sampling: self.sampling.ptr(),
             mask: self.mask.ptr(),
             bias: self.bias.ptr(),
             words: self.words.ptr(),

@@ -2,7 +2,7 @@
 
 use gemma4_serve::device::{DeviceChoice, soft};
 use gemma4_serve::sampler::oracle::{self, Outcome};
-use gemma4_serve::sampler::params::SamplingParams;
+use gemma4_serve::sampling::SamplingParams;
 
 use crate::cases::{self, Random};
 use crate::rig::{Model, Request, Rig, device};

@@ -11,7 +11,6 @@ pub const G4_GEMM_TILED_TOKENS: _bindgen_ty_1 = 64;
 pub const G4_ROW_THREADS: _bindgen_ty_1 = 256;
 pub const G4_ATTN_THREADS: _bindgen_ty_1 = 256;
 pub const G4_ATTN_ROWS: _bindgen_ty_1 = 16;
-pub const G4_ARGMAX_TILE: _bindgen_ty_1 = 4096;
 pub const G4_SLOT_STOP_IDS: _bindgen_ty_1 = 16;
 pub const G4_EOS_IDS: _bindgen_ty_1 = 16;
 pub const G4_SCATTER_RUNS: _bindgen_ty_1 = 4;
@@ -38,52 +37,6 @@ pub const G4_TOKEN_NAN: _bindgen_ty_3 = -2;
 pub const G4_TOKEN_MASKED: _bindgen_ty_3 = -3;
 pub const G4_TOKEN_BAD_STATE: _bindgen_ty_3 = -4;
 pub type _bindgen_ty_3 = ::std::os::raw::c_int;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct G4Slot {
-    pub live: i32,
-    pub position: i32,
-    pub last_token: i32,
-    pub output_index: i32,
-    pub output_limit: i32,
-    pub position_limit: i32,
-    pub generation: u32,
-    pub ignore_eos: i32,
-    pub stop_count: i32,
-    pub stop_ids: [i32; 16usize],
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of G4Slot"][::std::mem::size_of::<G4Slot>() - 100usize];
-    ["Alignment of G4Slot"][::std::mem::align_of::<G4Slot>() - 4usize];
-    ["Offset of field: G4Slot::live"][::std::mem::offset_of!(G4Slot, live) - 0usize];
-    ["Offset of field: G4Slot::position"][::std::mem::offset_of!(G4Slot, position) - 4usize];
-    ["Offset of field: G4Slot::last_token"][::std::mem::offset_of!(G4Slot, last_token) - 8usize];
-    ["Offset of field: G4Slot::output_index"][::std::mem::offset_of!(G4Slot, output_index) - 12usize];
-    ["Offset of field: G4Slot::output_limit"][::std::mem::offset_of!(G4Slot, output_limit) - 16usize];
-    ["Offset of field: G4Slot::position_limit"][::std::mem::offset_of!(G4Slot, position_limit) - 20usize];
-    ["Offset of field: G4Slot::generation"][::std::mem::offset_of!(G4Slot, generation) - 24usize];
-    ["Offset of field: G4Slot::ignore_eos"][::std::mem::offset_of!(G4Slot, ignore_eos) - 28usize];
-    ["Offset of field: G4Slot::stop_count"][::std::mem::offset_of!(G4Slot, stop_count) - 32usize];
-    ["Offset of field: G4Slot::stop_ids"][::std::mem::offset_of!(G4Slot, stop_ids) - 36usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct G4Record {
-    pub token: i32,
-    pub logprob: f32,
-    pub step: i32,
-    pub generation: u32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of G4Record"][::std::mem::size_of::<G4Record>() - 16usize];
-    ["Alignment of G4Record"][::std::mem::align_of::<G4Record>() - 4usize];
-    ["Offset of field: G4Record::token"][::std::mem::offset_of!(G4Record, token) - 0usize];
-    ["Offset of field: G4Record::logprob"][::std::mem::offset_of!(G4Record, logprob) - 4usize];
-    ["Offset of field: G4Record::step"][::std::mem::offset_of!(G4Record, step) - 8usize];
-    ["Offset of field: G4Record::generation"][::std::mem::offset_of!(G4Record, generation) - 12usize];
-};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct G4Sampling {
@@ -127,6 +80,54 @@ const _: () = {
     ["Offset of field: G4Sampling::flags"][::std::mem::offset_of!(G4Sampling, flags) - 56usize];
     ["Offset of field: G4Sampling::choice"][::std::mem::offset_of!(G4Sampling, choice) - 60usize];
     ["Offset of field: G4Sampling::seed"][::std::mem::offset_of!(G4Sampling, seed) - 64usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Slot {
+    pub live: i32,
+    pub position: i32,
+    pub last_token: i32,
+    pub output_index: i32,
+    pub output_limit: i32,
+    pub position_limit: i32,
+    pub generation: u32,
+    pub ignore_eos: i32,
+    pub stop_count: i32,
+    pub stop_ids: [i32; 16usize],
+    pub sampling: G4Sampling,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Slot"][::std::mem::size_of::<G4Slot>() - 172usize];
+    ["Alignment of G4Slot"][::std::mem::align_of::<G4Slot>() - 4usize];
+    ["Offset of field: G4Slot::live"][::std::mem::offset_of!(G4Slot, live) - 0usize];
+    ["Offset of field: G4Slot::position"][::std::mem::offset_of!(G4Slot, position) - 4usize];
+    ["Offset of field: G4Slot::last_token"][::std::mem::offset_of!(G4Slot, last_token) - 8usize];
+    ["Offset of field: G4Slot::output_index"][::std::mem::offset_of!(G4Slot, output_index) - 12usize];
+    ["Offset of field: G4Slot::output_limit"][::std::mem::offset_of!(G4Slot, output_limit) - 16usize];
+    ["Offset of field: G4Slot::position_limit"][::std::mem::offset_of!(G4Slot, position_limit) - 20usize];
+    ["Offset of field: G4Slot::generation"][::std::mem::offset_of!(G4Slot, generation) - 24usize];
+    ["Offset of field: G4Slot::ignore_eos"][::std::mem::offset_of!(G4Slot, ignore_eos) - 28usize];
+    ["Offset of field: G4Slot::stop_count"][::std::mem::offset_of!(G4Slot, stop_count) - 32usize];
+    ["Offset of field: G4Slot::stop_ids"][::std::mem::offset_of!(G4Slot, stop_ids) - 36usize];
+    ["Offset of field: G4Slot::sampling"][::std::mem::offset_of!(G4Slot, sampling) - 100usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4Record {
+    pub token: i32,
+    pub logprob: f32,
+    pub step: i32,
+    pub generation: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4Record"][::std::mem::size_of::<G4Record>() - 16usize];
+    ["Alignment of G4Record"][::std::mem::align_of::<G4Record>() - 4usize];
+    ["Offset of field: G4Record::token"][::std::mem::offset_of!(G4Record, token) - 0usize];
+    ["Offset of field: G4Record::logprob"][::std::mem::offset_of!(G4Record, logprob) - 4usize];
+    ["Offset of field: G4Record::step"][::std::mem::offset_of!(G4Record, step) - 8usize];
+    ["Offset of field: G4Record::generation"][::std::mem::offset_of!(G4Record, generation) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -582,65 +583,6 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct G4ArgmaxParams {
-    pub logits: *const f32,
-    pub suppressed: *const i32,
-    pub tile_best: *mut f32,
-    pub tile_id: *mut i32,
-    pub rows: i32,
-    pub vocab: i32,
-    pub tiles: i32,
-    pub suppressed_count: i32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of G4ArgmaxParams"][::std::mem::size_of::<G4ArgmaxParams>() - 48usize];
-    ["Alignment of G4ArgmaxParams"][::std::mem::align_of::<G4ArgmaxParams>() - 8usize];
-    ["Offset of field: G4ArgmaxParams::logits"][::std::mem::offset_of!(G4ArgmaxParams, logits) - 0usize];
-    ["Offset of field: G4ArgmaxParams::suppressed"][::std::mem::offset_of!(G4ArgmaxParams, suppressed) - 8usize];
-    ["Offset of field: G4ArgmaxParams::tile_best"][::std::mem::offset_of!(G4ArgmaxParams, tile_best) - 16usize];
-    ["Offset of field: G4ArgmaxParams::tile_id"][::std::mem::offset_of!(G4ArgmaxParams, tile_id) - 24usize];
-    ["Offset of field: G4ArgmaxParams::rows"][::std::mem::offset_of!(G4ArgmaxParams, rows) - 32usize];
-    ["Offset of field: G4ArgmaxParams::vocab"][::std::mem::offset_of!(G4ArgmaxParams, vocab) - 36usize];
-    ["Offset of field: G4ArgmaxParams::tiles"][::std::mem::offset_of!(G4ArgmaxParams, tiles) - 40usize];
-    ["Offset of field: G4ArgmaxParams::suppressed_count"]
-        [::std::mem::offset_of!(G4ArgmaxParams, suppressed_count) - 44usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct G4PickParams {
-    pub tile_best: *const f32,
-    pub tile_id: *const i32,
-    pub slot: *const i32,
-    pub status: *const i32,
-    pub row_slot: *const i32,
-    pub step: *const i32,
-    pub slots: *mut G4Slot,
-    pub records: *mut G4Record,
-    pub rows: i32,
-    pub tiles: i32,
-    pub eos_count: i32,
-    pub eos_ids: [i32; 16usize],
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of G4PickParams"][::std::mem::size_of::<G4PickParams>() - 144usize];
-    ["Alignment of G4PickParams"][::std::mem::align_of::<G4PickParams>() - 8usize];
-    ["Offset of field: G4PickParams::tile_best"][::std::mem::offset_of!(G4PickParams, tile_best) - 0usize];
-    ["Offset of field: G4PickParams::tile_id"][::std::mem::offset_of!(G4PickParams, tile_id) - 8usize];
-    ["Offset of field: G4PickParams::slot"][::std::mem::offset_of!(G4PickParams, slot) - 16usize];
-    ["Offset of field: G4PickParams::status"][::std::mem::offset_of!(G4PickParams, status) - 24usize];
-    ["Offset of field: G4PickParams::row_slot"][::std::mem::offset_of!(G4PickParams, row_slot) - 32usize];
-    ["Offset of field: G4PickParams::step"][::std::mem::offset_of!(G4PickParams, step) - 40usize];
-    ["Offset of field: G4PickParams::slots"][::std::mem::offset_of!(G4PickParams, slots) - 48usize];
-    ["Offset of field: G4PickParams::records"][::std::mem::offset_of!(G4PickParams, records) - 56usize];
-    ["Offset of field: G4PickParams::rows"][::std::mem::offset_of!(G4PickParams, rows) - 64usize];
-    ["Offset of field: G4PickParams::tiles"][::std::mem::offset_of!(G4PickParams, tiles) - 68usize];
-    ["Offset of field: G4PickParams::eos_count"][::std::mem::offset_of!(G4PickParams, eos_count) - 72usize];
-    ["Offset of field: G4PickParams::eos_ids"][::std::mem::offset_of!(G4PickParams, eos_ids) - 76usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
 pub struct G4SyntheticParams {
     pub dst: *mut u16,
     pub n: i64,
@@ -673,7 +615,6 @@ pub struct G4SampleParams {
     pub row_slot: *const i32,
     pub step: *const i32,
     pub slots: *mut G4Slot,
-    pub sampling: *const G4Sampling,
     pub mask: *const u32,
     pub bias: *const G4Bias,
     pub words: *mut G4Words,
@@ -697,7 +638,7 @@ pub struct G4SampleParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of G4SampleParams"][::std::mem::size_of::<G4SampleParams>() - 248usize];
+    ["Size of G4SampleParams"][::std::mem::size_of::<G4SampleParams>() - 240usize];
     ["Alignment of G4SampleParams"][::std::mem::align_of::<G4SampleParams>() - 8usize];
     ["Offset of field: G4SampleParams::logits"][::std::mem::offset_of!(G4SampleParams, logits) - 0usize];
     ["Offset of field: G4SampleParams::slot"][::std::mem::offset_of!(G4SampleParams, slot) - 8usize];
@@ -705,28 +646,27 @@ const _: () = {
     ["Offset of field: G4SampleParams::row_slot"][::std::mem::offset_of!(G4SampleParams, row_slot) - 24usize];
     ["Offset of field: G4SampleParams::step"][::std::mem::offset_of!(G4SampleParams, step) - 32usize];
     ["Offset of field: G4SampleParams::slots"][::std::mem::offset_of!(G4SampleParams, slots) - 40usize];
-    ["Offset of field: G4SampleParams::sampling"][::std::mem::offset_of!(G4SampleParams, sampling) - 48usize];
-    ["Offset of field: G4SampleParams::mask"][::std::mem::offset_of!(G4SampleParams, mask) - 56usize];
-    ["Offset of field: G4SampleParams::bias"][::std::mem::offset_of!(G4SampleParams, bias) - 64usize];
-    ["Offset of field: G4SampleParams::words"][::std::mem::offset_of!(G4SampleParams, words) - 72usize];
-    ["Offset of field: G4SampleParams::forced"][::std::mem::offset_of!(G4SampleParams, forced) - 80usize];
-    ["Offset of field: G4SampleParams::counts"][::std::mem::offset_of!(G4SampleParams, counts) - 88usize];
-    ["Offset of field: G4SampleParams::prompt_bits"][::std::mem::offset_of!(G4SampleParams, prompt_bits) - 96usize];
-    ["Offset of field: G4SampleParams::suppressed"][::std::mem::offset_of!(G4SampleParams, suppressed) - 104usize];
-    ["Offset of field: G4SampleParams::group_max"][::std::mem::offset_of!(G4SampleParams, group_max) - 112usize];
-    ["Offset of field: G4SampleParams::group_sum"][::std::mem::offset_of!(G4SampleParams, group_sum) - 120usize];
-    ["Offset of field: G4SampleParams::raw_max"][::std::mem::offset_of!(G4SampleParams, raw_max) - 128usize];
-    ["Offset of field: G4SampleParams::raw_sum"][::std::mem::offset_of!(G4SampleParams, raw_sum) - 136usize];
-    ["Offset of field: G4SampleParams::records"][::std::mem::offset_of!(G4SampleParams, records) - 144usize];
-    ["Offset of field: G4SampleParams::logprobs"][::std::mem::offset_of!(G4SampleParams, logprobs) - 152usize];
-    ["Offset of field: G4SampleParams::rows"][::std::mem::offset_of!(G4SampleParams, rows) - 160usize];
-    ["Offset of field: G4SampleParams::vocab"][::std::mem::offset_of!(G4SampleParams, vocab) - 164usize];
-    ["Offset of field: G4SampleParams::groups"][::std::mem::offset_of!(G4SampleParams, groups) - 168usize];
-    ["Offset of field: G4SampleParams::mask_words"][::std::mem::offset_of!(G4SampleParams, mask_words) - 172usize];
+    ["Offset of field: G4SampleParams::mask"][::std::mem::offset_of!(G4SampleParams, mask) - 48usize];
+    ["Offset of field: G4SampleParams::bias"][::std::mem::offset_of!(G4SampleParams, bias) - 56usize];
+    ["Offset of field: G4SampleParams::words"][::std::mem::offset_of!(G4SampleParams, words) - 64usize];
+    ["Offset of field: G4SampleParams::forced"][::std::mem::offset_of!(G4SampleParams, forced) - 72usize];
+    ["Offset of field: G4SampleParams::counts"][::std::mem::offset_of!(G4SampleParams, counts) - 80usize];
+    ["Offset of field: G4SampleParams::prompt_bits"][::std::mem::offset_of!(G4SampleParams, prompt_bits) - 88usize];
+    ["Offset of field: G4SampleParams::suppressed"][::std::mem::offset_of!(G4SampleParams, suppressed) - 96usize];
+    ["Offset of field: G4SampleParams::group_max"][::std::mem::offset_of!(G4SampleParams, group_max) - 104usize];
+    ["Offset of field: G4SampleParams::group_sum"][::std::mem::offset_of!(G4SampleParams, group_sum) - 112usize];
+    ["Offset of field: G4SampleParams::raw_max"][::std::mem::offset_of!(G4SampleParams, raw_max) - 120usize];
+    ["Offset of field: G4SampleParams::raw_sum"][::std::mem::offset_of!(G4SampleParams, raw_sum) - 128usize];
+    ["Offset of field: G4SampleParams::records"][::std::mem::offset_of!(G4SampleParams, records) - 136usize];
+    ["Offset of field: G4SampleParams::logprobs"][::std::mem::offset_of!(G4SampleParams, logprobs) - 144usize];
+    ["Offset of field: G4SampleParams::rows"][::std::mem::offset_of!(G4SampleParams, rows) - 152usize];
+    ["Offset of field: G4SampleParams::vocab"][::std::mem::offset_of!(G4SampleParams, vocab) - 156usize];
+    ["Offset of field: G4SampleParams::groups"][::std::mem::offset_of!(G4SampleParams, groups) - 160usize];
+    ["Offset of field: G4SampleParams::mask_words"][::std::mem::offset_of!(G4SampleParams, mask_words) - 164usize];
     ["Offset of field: G4SampleParams::suppressed_count"]
-        [::std::mem::offset_of!(G4SampleParams, suppressed_count) - 176usize];
-    ["Offset of field: G4SampleParams::eos_count"][::std::mem::offset_of!(G4SampleParams, eos_count) - 180usize];
-    ["Offset of field: G4SampleParams::eos_ids"][::std::mem::offset_of!(G4SampleParams, eos_ids) - 184usize];
+        [::std::mem::offset_of!(G4SampleParams, suppressed_count) - 168usize];
+    ["Offset of field: G4SampleParams::eos_count"][::std::mem::offset_of!(G4SampleParams, eos_count) - 172usize];
+    ["Offset of field: G4SampleParams::eos_ids"][::std::mem::offset_of!(G4SampleParams, eos_ids) - 176usize];
 };
 pub const G4_ID_g4_pack: G4KernelId = 0;
 pub const G4_ID_g4_rope_table: G4KernelId = 1;
@@ -759,10 +699,8 @@ pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 27;
 pub const G4_ID_g4_step_begin: G4KernelId = 28;
 pub const G4_ID_g4_tail: G4KernelId = 29;
 pub const G4_ID_g4_scatter: G4KernelId = 30;
-pub const G4_ID_g4_argmax: G4KernelId = 31;
-pub const G4_ID_g4_pick: G4KernelId = 32;
-pub const G4_ID_g4_synthetic: G4KernelId = 33;
-pub const G4_ID_g4_sample_groups: G4KernelId = 34;
-pub const G4_ID_g4_sample_rows: G4KernelId = 35;
-pub const G4_KERNEL_COUNT: G4KernelId = 36;
+pub const G4_ID_g4_synthetic: G4KernelId = 31;
+pub const G4_ID_g4_sample_groups: G4KernelId = 32;
+pub const G4_ID_g4_sample_rows: G4KernelId = 33;
+pub const G4_KERNEL_COUNT: G4KernelId = 34;
 pub type G4KernelId = ::std::os::raw::c_uint;

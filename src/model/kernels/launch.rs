@@ -221,7 +221,7 @@ impl Kernels {
             hidden: hidden as i32,
             scale_bf16: scale_bf16.into(),
         };
-        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or made by argmax).
+        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or made by the sampler).
         unsafe { self.launch(s, G4_ID_g4_embed, grid(rows, 1, G4_ROW_THREADS, 0), &params) }
     }
 
@@ -503,41 +503,6 @@ impl Kernels {
         }
         // SAFETY: lengths asserted above; indices are below dst.len() / stride (the host wrote them).
         unsafe { self.launch(s, G4_ID_g4_scatter, grid(runs.len().max(1), 1, 256, 0), &params) }
-    }
-
-    /// Tile-wise argmax of `[rows][vocab]` logits.
-    #[allow(clippy::too_many_arguments)]
-    pub fn argmax(
-        &self,
-        s: &Stream,
-        logits: DeviceSlice<f32>,
-        suppressed: DeviceSlice<i32>,
-        tile_best: DeviceSlice<f32>,
-        tile_id: DeviceSlice<i32>,
-        rows: usize,
-        vocab: usize,
-    ) -> Result {
-        let tiles = vocab.div_ceil(G4_ARGMAX_TILE as usize);
-        assert!(logits.len() >= rows * vocab && tile_best.len() >= rows * tiles && tile_id.len() >= rows * tiles);
-        let params = G4ArgmaxParams {
-            logits: logits.ptr(),
-            suppressed: suppressed.ptr(),
-            tile_best: tile_best.ptr(),
-            tile_id: tile_id.ptr(),
-            rows: rows as i32,
-            vocab: vocab as i32,
-            tiles: tiles as i32,
-            suppressed_count: suppressed.len() as i32,
-        };
-        // SAFETY: lengths asserted above.
-        unsafe { self.launch(s, G4_ID_g4_argmax, grid(tiles, rows, 256, 64), &params) }
-    }
-
-    /// Folds the tiles into tokens, advances the slots, publishes the records.
-    pub fn pick(&self, s: &Stream, params: &G4PickParams) -> Result {
-        assert!(params.rows as usize <= G4_ROWS_DECODE_MAX as usize);
-        // SAFETY: the caller (the sampler) fills the struct from its own buffers, sized for the largest bucket.
-        unsafe { self.launch(s, G4_ID_g4_pick, grid(1, 1, 128, 0), params) }
     }
 
     /// The sampler: groups, then rows.

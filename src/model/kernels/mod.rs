@@ -38,13 +38,14 @@ impl G4Slot {
             ignore_eos: 1,
             stop_count: 0,
             stop_ids: [-1; STOP_TOKEN_IDS_MAX],
+            sampling: bytemuck::Zeroable::zeroed(),
         }
     }
 }
 
 const _: () = assert!(STOP_TOKEN_IDS_MAX == bindings::G4_SLOT_STOP_IDS as usize);
 
-// SAFETY: integers and floats without padding (bindgen asserts the size: 9 words and 16 stop ids), any bits valid.
+// SAFETY: integers and floats without padding (bindgen asserts the size: 9 words, 16 stop ids, 18 words of sampling), any bits valid.
 unsafe impl bytemuck::Zeroable for G4Slot {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Slot {}
@@ -102,8 +103,6 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_step_begin",
     "g4_tail",
     "g4_scatter",
-    "g4_argmax",
-    "g4_pick",
     "g4_synthetic",
     "g4_sample_groups",
     "g4_sample_rows",
@@ -224,8 +223,8 @@ mod tests {
         let file = |name| module_of(name, &[("gemm", ()), ("gemm_tiled", ()), ("tail", ())]).map(|(file, ())| file);
         assert_eq!(file("g4_gemm_t16"), Some("gemm"));
         assert_eq!(file("g4_gemm_tiled"), Some("gemm_tiled"));
-        assert_eq!(file("g4_pick"), None);
-        assert_eq!(module_of("g4_pick", &[("", ())]), Some(("", &())));
+        assert_eq!(file("g4_embed"), None);
+        assert_eq!(module_of("g4_embed", &[("", ())]), Some(("", &())));
     }
 
     #[test]

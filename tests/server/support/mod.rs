@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use gemma4_serve::config::{Cli, Config};
 use gemma4_serve::engine::handle;
+use gemma4_serve::sampling::SamplingParams;
 use gemma4_serve::server::{self, App, Exit, ServedModel};
 use gemma4_serve::text::Tokenizer;
 use tokio::net::{TcpListener, TcpSocket};
@@ -40,6 +41,7 @@ pub fn model(max_context: usize, kv_tokens_max: usize) -> ServedModel {
         eos_ids: vec![1, 50, 106],
         refused_ids: vec![(46, "image".into())],
         vocab_size: 512,
+        sampling: SamplingParams { temperature: 1.0, top_k: 64, top_p: 0.95, ..SamplingParams::greedy() },
         max_context,
         kv_tokens_max,
     }

@@ -1,0 +1,183 @@
+//! Sampled requests over a real socket: the same request gives the same bytes whatever runs beside it.
+
+#[path = "support/process.rs"]
+mod process;
+
+use process::{Client, Server, Setup, reference, until};
+use serde_json::{Value, json};
+
+fn dense(flags: &[&str]) -> Server {
+    Setup::serve(&[&["--max-running", "16"], flags].concat()).model(&reference("dense")).start()
+}
+
+/// A sampled request of the published defaults.
+fn sampled(seed: u64) -> Value {
+    json!({
+        "prompt": [2, 5, 9, 11 + seed % 7], "max_tokens": 20 + seed % 5, "ignore_eos": true, "return_token_ids": true,
+        "temperature": 1.0, "top_k": 64, "top_p": 0.95, "seed": seed,
+    })
+}
+
+/// Every kind of row that the sampler knows, seeded.
+fn mixed() -> Vec<Value> {
+    let with = |seed: u64, fields: Value| {
+        let mut body = sampled(seed);
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    vec![
+        sampled(1),
+        with(2, json!({"top_k": 0, "top_p": 1})),
+        with(3, json!({"top_k": -1, "top_p": 0.9, "temperature": 1.7})),
+        with(4, json!({"temperature": 0})),
+        with(5, json!({"min_p": 0.2, "top_k": 0, "top_p": 1})),
+        with(6, json!({"typical_p": 0.3})),
+        with(7, json!({"xtc_probability": 0.5, "xtc_threshold": 0.05})),
+        with(8, json!({"top_p": 0})),
+        sampled(1),
+        with(u64::MAX, json!({"temperature": 0.3})),
+    ]
+}
+
+/// Token ids of every choice, by index.
+async fn tokens(client: Client, body: Value) -> Vec<Value> {
+    let reply = client.complete(body.clone()).await;
+    assert_eq!(reply.status, 200, "{body}: {}", reply.text());
+    let json = reply.json();
+    let choices = json["choices"].as_array().expect("choices");
+    assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == json!(i)), "{json}");
+    choices.iter().map(|choice| choice["token_ids"].clone()).collect()
+}
+
+async fn alone(client: Client, bodies: &[Value]) -> Vec<Vec<Value>> {
+    let mut answers = Vec::new();
+    for body in bodies {
+        answers.push(tokens(client, body.clone()).await);
+    }
+    answers
+}
+
+async fn together(client: Client, bodies: &[Value]) -> Vec<Vec<Value>> {
+    let tasks: Vec<_> = bodies.iter().cloned().map(|body| tokio::spawn(tokens(client, body))).collect();
+    let mut answers = Vec::new();
+    for task in tasks {
+        answers.push(task.await.expect("a task"));
+    }
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t000_6_b57_a_seeded_request_gives_the_same_bytes_alone_and_in_any_batch() {
+    let server = dense(&[]);
+    let bodies = mixed();
+    let want = alone(server.client, &bodies).await;
+    assert_eq!(want[0], want[8], "two equal requests");
+    let distinct: std::collections::HashSet<String> = want.iter().map(|w| w[0].to_string()).collect();
+    assert!(distinct.len() >= 7, "{want:?}");
+    // Together, with unseeded neighbours of every kind that come and go.
+    for round in 0..3 {
+        let neighbours: Vec<_> = (0..4)
+            .map(|i| {
+                let mut body = sampled(i);
+                body.as_object_mut().expect("an object").remove("seed");
+                body["max_tokens"] = json!(3 + 5 * round);
+                tokio::spawn(tokens(server.client, body))
+            })
+            .collect();
+        assert_eq!(together(server.client, &bodies).await, want, "round {round}");
+        for neighbour in neighbours {
+            neighbour.await.expect("an answer");
+        }
+    }
+    for flags in [&["--no-pipeline"][..], &["--no-graphs"], &["--no-tail", "--no-fingerprint"]] {
+        let server = dense(flags);
+        assert_eq!(together(server.client, &bodies).await, want, "{flags:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b39_b40_n_choices_differ_replay_and_are_counted_once_by_their_prompt() {
+    let server = dense(&[]);
+    let mut body = sampled(42);
+    body["n"] = json!(4);
+    let four = tokens(server.client, body.clone()).await;
+    assert_eq!(four.len(), 4);
+    assert!((0..4).all(|i| (0..i).all(|j| four[i] != four[j])), "{four:?}");
+    assert_eq!(tokens(server.client, body.clone()).await, four, "a replay");
+    assert_eq!(tokens(server.client, sampled(42)).await[0], four[0], "the first choice is the request with n = 1");
+    let reply = server.client.complete(body.clone()).await.json();
+    let generated: usize = four.iter().map(|ids| ids.as_array().expect("ids").len()).sum();
+    assert_eq!(
+        reply["usage"],
+        json!({"prompt_tokens": 4, "completion_tokens": generated, "total_tokens": 4 + generated})
+    );
+    // Two prompts, choices prompt by prompt; greedy choices are equal and allowed.
+    body["prompt"] = json!([[2, 5, 9, 11], [2, 7]]);
+    body["n"] = json!(2);
+    assert_eq!(tokens(server.client, body.clone()).await.len(), 4);
+    body["temperature"] = json!(0);
+    let greedy = tokens(server.client, body).await;
+    assert!(greedy[0] == greedy[1] && greedy[2] == greedy[3], "{greedy:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t000_9_requests_without_a_seed_differ_and_silent_ones_take_the_models_defaults() {
+    let server = dense(&[]);
+    let mut body = sampled(0);
+    body["seed"] = Value::Null;
+    let (first, second) = (tokens(server.client, body.clone()).await, tokens(server.client, body).await);
+    assert_ne!(first, second, "two salts");
+    // The checkpoint says do_sample: false.
+    let silent = json!({"prompt": [2, 5, 9], "max_tokens": 20, "ignore_eos": true, "return_token_ids": true});
+    let mut greedy = silent.clone();
+    greedy["temperature"] = json!(0);
+    assert_eq!(tokens(server.client, silent).await, tokens(server.client, greedy).await);
+
+    // One that publishes sampling: a silent request is sampled with those values.
+    let copy = tempfile::tempdir().expect("a folder");
+    for file in std::fs::read_dir(reference("dense")).expect("the checkpoint") {
+        let file = file.expect("a file");
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).expect("a copy");
+    }
+    let path = copy.path().join("generation_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("the file")).expect("JSON");
+    for (name, value) in [("do_sample", json!(true)), ("temperature", json!(1.5)), ("top_k", json!(3))] {
+        config[name] = value;
+    }
+    std::fs::write(&path, config.to_string()).expect("a write");
+    let sampling = Setup::serve(&[]).model(copy.path()).start();
+    let seeded =
+        json!({"prompt": [2, 5, 9], "max_tokens": 20, "ignore_eos": true, "return_token_ids": true, "seed": 3});
+    let mut said = seeded.clone();
+    (said["temperature"], said["top_k"], said["top_p"]) = (json!(1.5), json!(3), json!(1));
+    let silent = tokens(sampling.client, seeded).await;
+    assert_eq!(silent, tokens(sampling.client, said.clone()).await);
+    assert_eq!(silent, tokens(server.client, said).await, "what is said wins over any checkpoint");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t004_2_sampled_rows_ride_the_pipeline_two_graph_launches_and_one_copy_a_step() {
+    let server = dense(&[]);
+    let counts = ["graph_launches", "copies_d2h"];
+    let quiet = || until("idle", || server.metric("gemma4_requests_running") == 0);
+    let mut per_step = Vec::new();
+    for temperature in [0.0, 1.0] {
+        quiet().await;
+        let before = counts.map(|name| server.soft(name));
+        let bodies: Vec<Value> = (0..8)
+            .map(|seed| {
+                let mut body = sampled(seed);
+                (body["temperature"], body["max_tokens"], body["top_p"]) = (json!(temperature), json!(24), json!(0.8));
+                body
+            })
+            .collect();
+        together(server.client, &bodies).await;
+        quiet().await;
+        let after = counts.map(|name| server.soft(name));
+        per_step.push((after[0] - before[0], after[1] - before[1]));
+    }
+    // Arrivals vary, so steps do; a sampled row costs neither a launch nor a copy more than a greedy one.
+    for &(launches, copies) in &per_step {
+        assert!(launches % 2 == 0 && copies >= launches / 2 && copies <= launches / 2 + 8, "{per_step:?}");
+    }
+}
