@@ -18,7 +18,7 @@ def value(v):
     if isinstance(v, str):
         return QUOTE + v + QUOTE
     if isinstance(v, dict):
-        return "{" + ",".join(f"{k}:{value(v[k])}" for k in sorted(v)) + "}"
+        return "{" + ",".join(f"{k}:{value(v[k])}" for k in sorted(v, key=str.lower)) + "}"
     if isinstance(v, (list, tuple)):
         return "[" + ",".join(map(value, v)) + "]"
     return str(v)
@@ -36,7 +36,8 @@ def schema(s):
     if s.get("nullable"):
         parts.append("nullable:true")
     if s.get("properties"):
-        inner = ",".join(k + ":{" + schema(v) + "}" for k, v in sorted(s["properties"].items()))
+        properties = s["properties"]
+        inner = ",".join(k + ":{" + schema(properties[k]) + "}" for k in sorted(properties, key=str.lower))
         parts.append("properties:{" + inner + "}")
     if s.get("required"):
         parts.append("required:" + value(s["required"]))
@@ -59,7 +60,8 @@ def call(name, arguments):
 
 
 def response(name, result):
-    return f"<|tool_response>response:{name}{value(result if isinstance(result, dict) else {'value': result})}<tool_response|>"
+    result = result if isinstance(result, dict) else {"value": result}
+    return f"<|tool_response>response:{name}{value(result)}<tool_response|>"
 
 
 def thought(text):

@@ -34,7 +34,6 @@ SHORT_MIX = {
 LONG_MIX = {"far_fact": 5, "tool_call": 5, "tool_answer": 1.5, "tool_none": 2, "copy": 0.5, "json": 1, "unicode": 0.5,
             "reverse": 0.5, "think_sum": 1, "yes_no": 0.5}  # fmt: skip
 SHORT_ROW, LONG_ROW = 128, 384
-STEP_TOKENS = 4096
 # Tokens that the model does not write itself teach it little about answering but a good deal about the text: one
 # sample in four is trained on them too, at a lower weight.
 PROMPT_SHARE, PROMPT_WEIGHT, ENGLISH_WEIGHT = 0.25, 0.3, 0.3
@@ -141,12 +140,12 @@ def is_long(step, level):
     return level > 0.25 and step % 3 == 2
 
 
-def batch(source, tokenizer, seed, step, level):
-    """Rows of one step: ids, documents (0 is padding), targets and weights, all [B, T]."""
+def batch(source, tokenizer, seed, step, level, tokens):
+    """Rows of one step of about `tokens` tokens: ids, documents (0 is padding), targets and weights, all [B, T]."""
     rng = random.Random(f"{seed}/{step}")
     long = is_long(step, level)
     t, mix = (LONG_ROW, LONG_MIX) if long else (SHORT_ROW, SHORT_MIX)
-    rows = [([], []) for _ in range(STEP_TOKENS // t)]
+    rows = [([], []) for _ in range(tokens // t)]
     misses = 0
     while misses < 6:
         family = rng.choices(list(mix), list(mix.values()))[0]

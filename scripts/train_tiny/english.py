@@ -22,5 +22,6 @@ def sentences(folder):
     plain = sorted(s.strip() for s in found if re.fullmatch(r"[A-Za-z][a-z' ,]+[a-z][.?!]?", s.strip()))
     count = collections.Counter(w for s in plain for w in re.findall(r"[a-z']+", s.lower()))
     common = {w for w, _ in sorted(count.items(), key=lambda x: (-x[1], x[0]))[:COMMON]}
-    kept = (s for s in plain if len(s.split()) >= 4 and not UNKIND.search(s) and set(re.findall(r"[a-z']+", s.lower())) <= common)
+    plain = (s for s in plain if len(s.split()) >= 4 and not UNKIND.search(s))
+    kept = (s for s in plain if set(re.findall(r"[a-z']+", s.lower())) <= common)
     return [s[0].upper() + s[1:] + ("" if s[-1] in ".?!" else ".") for s in kept]

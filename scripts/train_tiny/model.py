@@ -78,7 +78,7 @@ def init(s, seed):
             # Scaled by sqrt(H) this is a stream of unit size, and as the head it gives logits of unit size.
             p = torch.randn(shape, generator=g) / math.sqrt(s.hidden)
         elif "_norm.weight" in name:
-            # q.k of two unit-size heads has a deviation of sqrt(D); the attention scale is 1, so the norms bring it to 1.
+            # q.k of two unit-size heads deviates by sqrt(D); the attention scale is 1, so the norms bring that to 1.
             p = torch.full(shape, shape[0] ** -0.25)
         elif "post_" in name:
             p = torch.full(shape, 1 / math.sqrt(2 * len(s.layers)))

@@ -1,8 +1,8 @@
 """Trains the embedded checkpoint from scratch on the CPU: python train.py --state DIR --out DIR [--steps N].
 
---state keeps the tokenizer and a resumable state (the same command goes on where it stopped); --out receives the
-published form when the last step is done. Everything follows from --seed: data, initial weights, order. With another
-number of threads the last bits of sums differ, and so does the run.
+--state keeps the tokenizer and a resumable state, written every 50 steps and on SIGTERM or SIGINT (the same command
+goes on where it stopped); --out receives the published form when the last step is done. Everything follows from
+--seed: data, initial weights, order. With another number of threads the last bits of sums differ, and so does the run.
 
 --measure N runs N steps, prints what one costs and how many fit into 85 minutes, and changes nothing.
 """
@@ -10,6 +10,7 @@ number of threads the last bits of sums differ, and so does the run.
 import argparse
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -22,10 +23,10 @@ import evaluate
 import model
 import tokenizer as tok
 
-MUON_RATE, ADAM_RATE, MOMENTUM, DECAY = 0.02, 0.003, 0.95, 0.02
+MUON_RATE, ADAM_RATE, MOMENTUM, DECAY = 0.02, 0.002, 0.95, 0.02
 WARMUP, FLAT_UNTIL = 0.01, 0.4  # shares of all steps; from FLAT_UNTIL the rate falls linearly to 0
 GROWN = 0.4  # from this share of the steps the tasks have their full length
-SAVE_EVERY, EVALUATE_EVERY, REPORT_EVERY = 200, 500, 20
+SAVE_EVERY, EVALUATE_EVERY, REPORT_EVERY = 50, 500, 10
 
 
 def orthogonal(g, rounds=5):
@@ -112,7 +113,7 @@ def measure(args, shape, source, tokenizer):
     for i in range(-1, args.measure):
         long = i % 3 == 2
         wall, cpu = time.monotonic(), time.process_time()
-        batch = data.batch(source, tokenizer, args.seed, 2 if long else i % 3 // 2, 1.0)
+        batch = data.batch(source, tokenizer, args.seed, 2 if long else i % 3, 1.0, args.step_tokens)
         loss_of(shape, params, batch)[0].backward()
         optimizer.step(1.0)
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu
@@ -122,7 +123,7 @@ def measure(args, shape, source, tokenizer):
             print(f"step {i}: {'long' if long else 'short'} rows, {text}", flush=True)
     means = [sum(v) / len(v) for v in took.values() if v]
     mean = (2 * means[0] + means[-1]) / 3
-    print(f"{1 / mean:.3f} steps a second, {data.STEP_TOKENS / mean:.0f} tokens a second")
+    print(f"{1 / mean:.3f} steps a second, {args.step_tokens / mean:.0f} tokens a second with padding")
     print(f"85 minutes are {int(85 * 60 / mean)} steps")
 
 
@@ -155,11 +156,14 @@ def main():
     for p in params.values():
         p.requires_grad_()
 
-    until = min(args.steps, begin + args.stop_after) if args.stop_after else args.steps
+    stop = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.append(True))
+    until = args.steps if args.stop_after is None else min(args.steps, args.stop_after)
     start, seen, recent = time.monotonic(), 0, []
     for step in range(begin, until):
         level = level_at(step, args.steps)
-        batch = data.batch(source, tokenizer, args.seed, step, level)
+        batch = data.batch(source, tokenizer, args.seed, step, level, args.step_tokens)
         loss, written = loss_of(shape, params, batch)
         loss.backward()
         optimizer.step(rate_at(step, args.steps))
@@ -172,8 +176,11 @@ def main():
             text = f"step {done}/{args.steps} loss {sum(recent) / len(recent):.3f} level {level:.2f}"
             print(f"{text} {seen / took:.0f} tokens/s, {left:.0f} min left", flush=True)
             recent = []
-        if done % SAVE_EVERY == 0 or done == until:
+        if done % SAVE_EVERY == 0 or done == until or stop:
             save_state(saved, done, params, optimizer)
+        if stop:
+            print(f"stopped after step {done}; the same command goes on")
+            return
         if done % EVALUATE_EVERY == 0:
             print(evaluate.table(evaluate.scores(shape, params, source, tokenizer, 16)), flush=True)
 
@@ -181,6 +188,8 @@ def main():
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(args.state / name, args.out / name)
     shutil.copy(Path(__file__).with_name("chat_template.jinja"), args.out)
+    if not args.evaluate:
+        return
     shape, rounded = model.load(args.out)
     print("as exported, rounded to bf16:")
     print(evaluate.table(evaluate.scores(shape, rounded, source, tokenizer, args.evaluate)))
@@ -191,8 +200,9 @@ def arguments():
     a.add_argument("--state", type=Path, required=True, help="folder of the resumable state, outside the tree")
     a.add_argument("--out", type=Path, help="folder the checkpoint is written to")
     a.add_argument("--wordnet", type=Path, default="/usr/share/wordnet", help="data files of wordnet-base")
-    a.add_argument("--steps", type=int, default=5000)
-    a.add_argument("--stop-after", type=int, help="end, and export, after this many steps of the schedule")
+    a.add_argument("--steps", type=int, default=4200)
+    a.add_argument("--stop-after", type=int, help="end, and export, after this step of the schedule")
+    a.add_argument("--step-tokens", type=int, default=4096)
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--evaluate", type=int, default=100, help="held-out samples of a family at the end")

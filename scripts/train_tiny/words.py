@@ -1,7 +1,8 @@
 """The words the tasks are made of."""
 
-NAMES = """Ann Ben Carl Dana Emma Finn Gina Hugo Ida Jack Kate Leo Mia Nora Omar Paul Rosa Sam Tina Uma Vera Will Yara Zoe
-Adam Bella Clara David Elena Felix Grace Henry Iris Jonas Karl Lucy Mark Nina Oscar Petra Ruth Simon Tom Victor""".split()
+NAMES = """Ann Ben Carl Dana Emma Finn Gina Hugo Ida Jack Kate Leo Mia Nora Omar Paul Rosa Sam Tina Uma Vera Will Yara
+Zoe Adam Bella Clara David Elena Felix Grace Henry Iris Jonas Karl Lucy Mark Nina Oscar Petra Ruth Simon Tom
+Victor""".split()
 
 COLORS = "red blue green black white yellow orange purple brown pink gray silver golden".split()
 ANIMALS = "cat dog horse cow sheep goat pig duck mouse rabbit fox bear lion tiger wolf frog bird fish snake owl".split()
