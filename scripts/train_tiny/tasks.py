@@ -41,6 +41,11 @@ def phrase(rng, *forms):
     return rng.choice(forms)
 
 
+def operands(a, kind, b):
+    """a + b and b + a are one question."""
+    return f"{a}-{b}" if kind == "-" else f"{min(a, b)}{kind}{max(a, b)}"
+
+
 def arithmetic(rng, level):
     # One operand has one digit: what two digits and two digits need is the thought of `think_sum`.
     a, b = rng.randint(0, 20 if level < 0.3 else 99), rng.randint(0, 9)
@@ -57,7 +62,7 @@ def arithmetic(rng, level):
     form = phrase(rng, "What is {} {} {}?", "{} {} {} =", "Compute {} {} {}.", "How much is {} {} {}?")
     op = word if rng.random() < 0.2 else kind
     # Facts of one digit are a table to know, like capitals: only their phrasing is held out.
-    key = f"{a}{kind}{b}" if max(a, b) > 10 else f"{a}{kind}{b} {form} {op}"
+    key = operands(a, kind, b) + ("" if max(a, b) > 10 else f" {form} {op}")
     return Item(key, form.format(a, op, b), str(r), f"{a} {kind} {b} = {r}")
 
 
@@ -78,7 +83,7 @@ def think_sum(rng, level):
         thought = f"{ua + 10 * c} - {ub} = {u}, borrow {c}. {ta} - {tb} - {c} = {ta - tb - c}."
         r = a - b
     form = phrase(rng, "What is {} {} {}?", "{} {} {} =", "Compute {} {} {}.", "How much is {} {} {}?")
-    return Item(f"{a}{kind}{b}", form.format(a, kind, b), str(r), thought)
+    return Item(operands(a, kind, b), form.format(a, kind, b), str(r), thought)
 
 
 def counting(rng, level):
