@@ -64,6 +64,19 @@ def response(name, result):
     return f"<|tool_response>response:{name}{value(result)}<tool_response|>"
 
 
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def calls(name, arguments):
+    """The message of an assistant that calls one tool."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
 def thought(text):
     return f"<|channel>thought\n{text}\n<channel|>"
 

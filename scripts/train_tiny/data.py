@@ -6,7 +6,7 @@ key hashes into the held-out eighth is never trained on, in any family, phrasing
 
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -45,12 +45,16 @@ def held_out(key):
 
 @dataclass
 class Sample:
-    """`parts` is the text as (text, written by the model); the last part is the output that is asked for."""
+    """`parts` is the text as (text, written by the model); the last part is the output that is asked for.
+
+    `key` is that of the last question, `before` has those of the turns before it.
+    """
 
     family: str
     thinking: bool
     parts: list
     key: str
+    before: list = field(default_factory=list)
 
     @property
     def prompt(self):
@@ -63,14 +67,13 @@ class Sample:
 
 def messages_of(item):
     """The item's turn up to where the model is to write, and what it is to write after its thought."""
-    messages = [{"role": "user", "content": item.question}]
+    messages = [chat.user(item.question)]
     if item.call is None:
         return messages, item.answer + "<turn|>"
     if item.result is None:
         return messages, chat.call(*item.call) + "<|tool_response>"
     name, arguments = item.call
-    called = {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
-    return messages + [called, {"role": "tool", "content": item.result}], item.answer + "<turn|>"
+    return messages + [chat.calls(name, arguments), {"role": "tool", "content": item.result}], item.answer + "<turn|>"
 
 
 class Source:
@@ -85,7 +88,8 @@ class Source:
                 item = tasks.far_fact(rng, level, self.filler(rng, level, filler))
             else:
                 item = FAMILIES[family](rng, level)
-            if family == "greeting" or held_out(item.key) == out:
+            trained_before = not any(held_out(key) for key, _ in item.earlier)
+            if family == "greeting" or (held_out(item.key) == out and trained_before):
                 return item
 
     def filler(self, rng, level, words):
@@ -108,9 +112,13 @@ class Source:
         messages = [{"role": "system", "content": system}] if system else []
         if turns is None:
             turns = rng.choice([0, 0, 0, 0, 1, 1, 2])
+        before = [key for key, _ in item.earlier]
         for _ in range(0 if family == "far_fact" else turns):
             past = self.item(rng, rng.choice(["copy", "capitals", "arithmetic", "calendar", "case"]), level, False)
-            messages += [{"role": "user", "content": past.question}, {"role": "assistant", "content": past.answer}]
+            messages += [chat.user(past.question), chat.assistant(past.answer)]
+            before.append(past.key)
+        for _, turn in item.earlier:
+            messages += turn
         asked, output = messages_of(item)
         if thinking and item.result is not None:
             # The template opened the channel after the response.
@@ -119,7 +127,7 @@ class Source:
             output = chat.thought(item.thought) + output
         # With thinking on, history has no thoughts, so only what is asked for is written as the model would write it.
         parts = [(t, w and not thinking) for t, w in chat.segments(messages + asked, item.tools, thinking)]
-        return Sample(family, thinking, parts + [(output, True)], item.key)
+        return Sample(family, thinking, parts + [(output, True)], item.key, before)
 
 
 def encode(tokenizer, rng, sample):

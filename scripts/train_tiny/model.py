@@ -34,7 +34,7 @@ class Shape:
 
     vocab: int = 2048
     hidden: int = 128
-    intermediate: int = 512
+    intermediate: int = 384
     # Global layers in the middle and at the end: what the first one fetches from afar, later layers can still use.
     layers: tuple = (SLIDING, SLIDING, GLOBAL, SLIDING, SLIDING, GLOBAL)
     heads: int = 2

@@ -8,6 +8,7 @@ training or is held out, so no operands of the evaluation were ever trained on.
 import json
 from dataclasses import dataclass, field
 
+import chat
 import tools
 from words import (
     CAPITALS, CITIES, COLORS, DAYS, EMOJI, FOREIGN, JOBS, KINDS, MONTH_DAYS, MONTHS, NAMES, NUMBERS, SYSTEMS, THINGS,
@@ -23,6 +24,8 @@ class Item:
     thought: str
     system: str | None = None
     tools: list = field(default_factory=list)
+    # Turns before, on the same text or tools: (key, messages). They make a long prompt worth its tokens.
+    earlier: list = field(default_factory=list)
     # A tool conversation: the call to make, and after it, where `result` is set, the answer to give.
     call: tuple | None = None
     result: object = None
@@ -252,9 +255,9 @@ def greeting(rng, level):
 
 
 def far_fact(rng, level, filler=None):
-    """A fact, then text that pushes it out of the sliding window, then the question."""
+    """Facts, then text that pushes them out of the sliding window, then a question, or one turn after another."""
     facts = {}
-    while len(facts) < 1 + round(2 * level * rng.random()):
+    while len(facts) < 1 + round(4 * level * rng.random()):
         if rng.random() < 0.6:
             thing = f"{rng.choice(COLORS)} {rng.choice(THINGS)}"
             facts[f"What is the code of the {thing}?"] = (f"The code of the {thing} is {{}}.",
@@ -262,27 +265,43 @@ def far_fact(rng, level, filler=None):
         else:
             name = rng.choice(NAMES)
             facts[f"Where does {name} live?"] = (f"{name} lives in {{}}.", rng.choice(CITIES))
-    question = rng.choice(sorted(facts))
     told = [text.format(answer) for text, answer in facts.values()]
     rng.shuffle(told)
     rest = list(filler or [])
     # The facts come early: at level 1 the rest alone is longer than the window.
     text = " ".join(told[:1] + rest[:1] + told[1:] + rest[1:])
-    answer = facts[question][1]
-    return Item(question + answer, f"{text} {question}", answer, "The text says it.")
+    asked = [(q, facts[q][1]) for q in rng.sample(sorted(facts), rng.randint(1, len(facts)))]
+    keys = [q + a for q, a in asked]
+    asked[0] = (f"{text} {asked[0][0]}", asked[0][1])
+    question, answer = asked[-1]
+    earlier = [(k, [chat.user(q), chat.assistant(a)]) for k, (q, a) in zip(keys, asked[:-1])]
+    return Item(keys[-1], question, answer, "The text says it.", earlier=earlier)
+
+
+def tool_turns(rng, asked, others):
+    """An Item whose tools are those of all cases; some of the others were asked for and answered before."""
+    offered = [asked["tool"]] + [c["tool"] for c in others]
+    rng.shuffle(offered)
+    earlier = []
+    for c in others:
+        if rng.random() < 0.6:
+            called = chat.calls(c["tool"]["function"]["name"], c["arguments"])
+            turn = [chat.user(c["question"]), called, {"role": "tool", "content": c["result"]}]
+            earlier.append((c["question"], turn + [chat.assistant(c["answer"])]))
+    f = asked["tool"]["function"]["name"]
+    return Item(asked["question"], asked["question"], "", f"I need {f}.", tools=offered, earlier=earlier,
+                call=(f, asked["arguments"]))  # fmt: skip
 
 
 def tool_call(rng, level):
-    asked, offered = tools.draw(rng, rng.randint(1, 1 + round(2 * level)))
-    f = asked["tool"]["function"]["name"]
-    return Item(asked["question"], asked["question"], "", f"I need {f}.", tools=offered, call=(f, asked["arguments"]))
+    return tool_turns(rng, *tools.draw(rng, rng.randint(1, 1 + round(2 * level))))
 
 
 def tool_answer(rng, level):
-    asked, offered = tools.draw(rng, rng.randint(1, 1 + round(level)))
-    f = asked["tool"]["function"]["name"]
-    return Item(asked["question"], asked["question"], asked["answer"], f"{f} says it.",
-                tools=offered, call=(f, asked["arguments"]), result=asked["result"])  # fmt: skip
+    asked, others = tools.draw(rng, rng.randint(1, 1 + round(level)))
+    item = tool_turns(rng, asked, others)
+    item.answer, item.result, item.thought = asked["answer"], asked["result"], f"{item.call[0]} says it."
+    return item
 
 
 def tool_none(rng, level):
@@ -291,7 +310,8 @@ def tool_none(rng, level):
         question, offered = tools.draw_unfit(rng, rng.randint(1, 1 + round(level)))
         return Item(question, question, tools.NO_TOOL, "No tool fits.", tools=offered)
     item = rng.choice([capitals, arithmetic, calendar])(rng, level)
-    item.tools = tools.draw(rng, rng.randint(1, 1 + round(level)))[1]
+    asked, others = tools.draw(rng, rng.randint(1, 1 + round(level)))
+    item.tools = [c["tool"] for c in [asked] + others]
     return item
 
 

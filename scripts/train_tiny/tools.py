@@ -120,12 +120,9 @@ NO_TOOL = "I have no tool for that."
 
 
 def draw(rng, offered):
-    """(the case asked for, the tools offered); the tool of the case is among them."""
-    makers = rng.sample(CASES, offered)
-    asked = makers[0](rng)
-    tools = [asked["tool"]] + [maker(rng)["tool"] for maker in makers[1:]]
-    rng.shuffle(tools)
-    return asked, tools
+    """(the case asked for, the cases of the other tools); `offered` tools in all."""
+    cases = [maker(rng) for maker in rng.sample(CASES, offered)]
+    return cases[0], cases[1:]
 
 
 def draw_unfit(rng, offered):
