@@ -510,7 +510,8 @@ void bench_sampler(const Model& m, int rows) {
     launches.clear();
     for (int i = 0; i < count; i++)
       launches.push_back(MAKE(g4_sample_rows, p, Dim{(uint32_t)rows}, G4_SAMPLE_THREADS, G4_SAMPLE_SHARED_BYTES));
-    report(join(m, (std::string("sample_rows ") + what).c_str(), rows, " rows"), time_graph(launches), 8.0 * rows * groups);
+    const std::string name = std::string("sample_rows ") + what;
+    report(join(m, name.c_str(), rows, " rows"), time_graph(launches), 8.0 * rows * groups);
   }
 }
 

@@ -221,7 +221,7 @@ impl Kernels {
             hidden: hidden as i32,
             scale_bf16: scale_bf16.into(),
         };
-        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or made by the sampler).
+        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or the sampler's).
         unsafe { self.launch(s, G4_ID_g4_embed, grid(rows, 1, G4_ROW_THREADS, 0), &params) }
     }
 

@@ -45,7 +45,8 @@ impl G4Slot {
 
 const _: () = assert!(STOP_TOKEN_IDS_MAX == bindings::G4_SLOT_STOP_IDS as usize);
 
-// SAFETY: integers and floats without padding (bindgen asserts the size: 9 words, 16 stop ids, 18 words of sampling), any bits valid.
+// SAFETY: integers and floats without padding (bindgen asserts the size: 9 words, 16 stop ids, 18 words of sampling),
+// any bits valid.
 unsafe impl bytemuck::Zeroable for G4Slot {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Slot {}
