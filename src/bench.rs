@@ -147,9 +147,10 @@ impl Bench {
         let vocab = self.runner.forward.config.vocab;
         let tokens: Vec<u32> = (0..self.context).map(|i| (i * 31 % vocab) as u32).collect();
         let started = Instant::now();
-        let flight = self
-            .runner
-            .launch_prompt(PromptChunk { slot: 0, start: 0, tokens: &tokens, pages: None, last: None }, Vec::new())?;
+        let flight = self.runner.launch_prompt(
+            PromptChunk { slot: 0, start: 0, tokens: &tokens, pages: None, last: None, sampling: None },
+            Vec::new(),
+        )?;
         self.runner.collect(&flight, |_, _| {})?;
         Ok(started.elapsed())
     }
