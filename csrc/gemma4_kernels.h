@@ -27,7 +27,7 @@ enum {
   G4_ATTN_ROWS = 16,          // (query, head) pairs of one attention tile; queries a tile = 16 / (heads a KV head)
   G4_SLOT_STOP_IDS = 16,      // stop ids a slot can hold beside the model's EOS list
   G4_EOS_IDS = 16,            // EOS ids a model can have
-  G4_SCATTER_RUNS = 4,        // runs of one packed upload
+  G4_SCATTER_RUNS = 8,        // runs of one packed upload
   G4_SAMPLE_GROUP = 256,        // logits of a group: fixes the order of the sampler's float sums
   G4_SAMPLE_GROUPS_MAX = 1024,  // groups of the largest vocabulary, 262144
   G4_SAMPLE_THREADS = 512,      // threads of g4_sample_rows, one block a row
@@ -441,7 +441,7 @@ G4_LAYOUT(G4AttnPromptParams, 136, window, 128);
 G4_LAYOUT(G4StepBeginParams, 112, segment_global, 108);
 G4_LAYOUT(G4TailParams, 32, rows, 24);
 G4_LAYOUT(G4ScatterRun, 32, stride, 24);
-G4_LAYOUT(G4ScatterParams, 144, runs, 16);
+G4_LAYOUT(G4ScatterParams, 272, runs, 16);
 G4_LAYOUT(G4SyntheticParams, 40, scale, 36);
 G4_LAYOUT(G4Sampling, 72, seed, 64);
 G4_LAYOUT(G4Bias, 8, value, 4);

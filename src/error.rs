@@ -36,6 +36,12 @@ pub enum Rejection {
     MissingField(&'static str),
     #[error("{param} is {value}: expected {expected}")]
     OutOfRange { param: &'static str, value: String, expected: &'static str },
+    #[error("{param}: token id {id} is not in 0..{vocab_size}")]
+    NoSuchToken { param: &'static str, id: u64, vocab_size: usize },
+    #[error("bad_words {index} cannot be banned: {why}")]
+    BadWord { index: usize, why: String },
+    #[error("min_tokens is {min_tokens}, but at most {max_tokens} tokens are generated")]
+    MinTokens { min_tokens: u32, max_tokens: u32 },
     #[error("best_of is not served: every choice is sampled on its own, and none is discarded; use n")]
     BestOf,
     #[error("stream_options is only allowed when stream is true")]
@@ -115,6 +121,9 @@ impl Rejection {
             | DuplicateField(_)
             | MissingField(_)
             | OutOfRange { .. }
+            | NoSuchToken { .. }
+            | BadWord { .. }
+            | MinTokens { .. }
             | BestOf
             | StreamOptionsWithoutStream
             | MaxTokensZero
@@ -159,7 +168,9 @@ impl Rejection {
             WrongType { param, .. } => Some(param),
             UnsupportedField(name) | DuplicateField(name) => Some(name),
             MissingField(name) => Some(name),
-            OutOfRange { param, .. } => Some(param),
+            OutOfRange { param, .. } | NoSuchToken { param, .. } => Some(param),
+            BadWord { .. } => Some("bad_words"),
+            MinTokens { .. } => Some("min_tokens"),
             BestOf => Some("best_of"),
             StreamOptionsWithoutStream => Some("stream_options"),
             MaxTokensZero => Some("max_tokens"),
@@ -190,6 +201,8 @@ impl Rejection {
             DuplicateField(_) => "duplicate_field",
             MissingField(_) => "missing_field",
             OutOfRange { .. }
+            | BadWord { .. }
+            | MinTokens { .. }
             | StreamOptionsWithoutStream
             | MaxTokensZero
             | TooManyStops { .. }
@@ -197,7 +210,7 @@ impl Rejection {
             | StopTooLong { .. } => "invalid_value",
             NoPrompts | EmptyPrompt { .. } => "empty_prompt",
             TooManyPrompts { .. } => "too_many_prompts",
-            TokenIdOutOfRange { .. } => "token_id_out_of_range",
+            TokenIdOutOfRange { .. } | NoSuchToken { .. } => "token_id_out_of_range",
             ModalityToken { .. } => "unsupported_modality",
             NotTokenised { .. } => "invalid_prompt",
             ContextExceeded { .. } => "context_length_exceeded",

@@ -13,6 +13,13 @@ pub const STOP_STRINGS_MAX: usize = 4;
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Prompts of one request to the completions route.
 pub const PROMPTS_PER_REQUEST_MAX: usize = 128;
+/// Entries of a request's `logit_bias`, and ids of its `allowed_token_ids`.
+pub const LOGIT_BIASES_MAX: usize = 1024;
+pub const ALLOWED_TOKEN_IDS_MAX: usize = 1024;
+/// Words of `bad_words`, each of which counts twice (with and without a space in front); tokens of one, and of all.
+pub const BAD_WORDS_MAX: usize = 64;
+pub const TOKENS_PER_BAD_WORD_MAX: usize = 16;
+pub const BAD_WORD_TOKENS_MAX: usize = 1024;
 /// Choices a prompt (`n`).
 pub const CHOICES_PER_PROMPT_MAX: usize = 128;
 /// Bytes of a client's `X-Request-Id`.

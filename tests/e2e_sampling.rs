@@ -181,3 +181,106 @@ async fn t004_2_sampled_rows_ride_the_pipeline_two_graph_launches_and_one_copy_a
         assert!(launches % 2 == 0 && copies >= launches / 2 && copies <= launches / 2 + 8, "{per_step:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b56_64_clients_each_force_their_own_token_through_logit_bias() {
+    let server = Setup::serve(&["--max-running", "24"]).model(&reference("dense")).start();
+    let client = server.client;
+    let tasks: Vec<_> = (0..64u64)
+        .map(|i| {
+            tokio::spawn(async move {
+                let (token, length) = (3 + 7 * i, 1 + (i * 37) % 23);
+                // Half are greedy, half sampled; both must give the forced token every time.
+                let body = json!({
+                    "prompt": [2, 5 + i], "max_tokens": length, "ignore_eos": true, "return_token_ids": true,
+                    "temperature": (i % 2) as f64, "seed": i, "logit_bias": {token.to_string(): 100},
+                });
+                if i % 5 == 4 {
+                    // Goes away after its first event, so rows leave in the middle of others' runs.
+                    let mut stream = body.clone();
+                    (stream["stream"], stream["max_tokens"]) = (json!(true), json!(200));
+                    let mut stream = client.open(stream).await;
+                    stream.event().await;
+                    return;
+                }
+                let want = json!(vec![token; length as usize]);
+                assert_eq!(tokens(client, body).await, [want], "client {i}");
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("a client");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b55_overlays_are_a_rows_own_whatever_came_before_and_runs_beside() {
+    let server = dense(&[]);
+    let with = |seed: u64, fields: Value| {
+        let mut body = sampled(seed);
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    let allowed: Vec<u32> = (100..130).collect();
+    let bodies = vec![
+        with(1, json!({"repetition_penalty": 1.5})),
+        with(2, json!({"frequency_penalty": 2, "presence_penalty": -1})),
+        with(3, json!({"presence_penalty": 2, "temperature": 0})),
+        with(4, json!({"allowed_token_ids": allowed})),
+        with(5, json!({"logit_bias": {"7": 4, "9": -100, "400": 3.5}})),
+        with(6, json!({"bad_words": ["the", "of a"], "temperature": 1.5})),
+        with(7, json!({"frequency_penalty": 2, "allowed_token_ids": [7, 8, 9, 10], "temperature": 0})),
+        sampled(8),
+    ];
+    let want = alone(server.client, &bodies).await;
+    let ids =
+        |answer: &Value| -> Vec<u64> { answer.as_array().expect("ids").iter().filter_map(Value::as_u64).collect() };
+    assert!(ids(&want[3][0]).iter().all(|id| (100..130).contains(id)), "{want:?}");
+    assert!(!ids(&want[4][0]).contains(&9));
+    // A frequency penalty of 2 makes four tokens take turns.
+    assert!((7..=10).all(|id| ids(&want[6][0]).contains(&id)), "{:?}", want[6]);
+    for round in 0..3 {
+        let mut order: Vec<usize> = (0..bodies.len()).collect();
+        order.rotate_left(3 * round + 1);
+        let shuffled: Vec<Value> = order.iter().map(|&i| bodies[i].clone()).collect();
+        let got = together(server.client, &shuffled).await;
+        for (&i, got) in order.iter().zip(&got) {
+            assert_eq!(got, &want[i], "round {round}, {}", bodies[i]);
+        }
+    }
+    for flags in [&["--no-pipeline", "--no-graphs"][..], &["--no-tail"]] {
+        assert_eq!(together(dense(flags).client, &bodies).await, want, "{flags:?}");
+    }
+    // Same request without a penalty differs: the penalties did something.
+    assert_ne!(tokens(server.client, with(3, json!({"temperature": 0}))).await, want[2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn min_tokens_stop_token_ids_and_bad_words_hold_over_the_wire() {
+    let server = dense(&[]);
+    let body = json!({"prompt": [2, 5, 9], "max_tokens": 30, "return_token_ids": true, "temperature": 0});
+    let with = |fields: Value| {
+        let mut body = body.clone();
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    let plain = tokens(server.client, with(json!({"ignore_eos": true}))).await;
+    let plain: Vec<u64> = plain[0].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    // A token of the run as stop id: the answer ends with its first occurrence.
+    let stop = plain[4];
+    let first = plain.iter().position(|&id| id == stop).expect("it is there");
+    let stopped = tokens(server.client, with(json!({"ignore_eos": true, "stop_token_ids": [stop]}))).await;
+    assert_eq!(stopped, [json!(plain[..=first])]);
+    // With min_tokens it cannot come before the eighth.
+    let fields = json!({"ignore_eos": true, "stop_token_ids": [stop], "min_tokens": 8});
+    let later = tokens(server.client, with(fields)).await;
+    let later: Vec<u64> = later[0].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    assert!(later.len() > 8 && !later[..8].contains(&stop), "{later:?}");
+    // EOS forced by bias comes exactly when it may.
+    for min_tokens in [0usize, 1, 5] {
+        let fields = json!({"min_tokens": min_tokens, "logit_bias": {"1": 100}});
+        let ended = tokens(server.client, with(fields)).await;
+        let ended = ended[0].as_array().expect("ids").len();
+        assert_eq!(ended, min_tokens + 1, "min_tokens {min_tokens}");
+    }
+}

@@ -19,7 +19,7 @@ use crate::kv::{Family, PoolId, StepNumber};
 use crate::limits::STOP_TOKEN_IDS_MAX;
 use crate::metrics::STEP_SECONDS;
 use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN, G4_TOKEN_NONE};
-use crate::model::kernels::{G4Record, G4Slot};
+use crate::model::kernels::{G4Record, G4Sampling, G4Slot};
 use crate::request::{Cancel, Failure, RequestId, Terminal};
 use crate::scheduler::{Chunk, Plan, RebuildCause, RosterGeneration, Row, Scheduler};
 use crate::slots::CollectError;
@@ -357,12 +357,15 @@ impl Engine {
             false => self.no_rows.clone(),
         };
         self.counters.step(StepKind::Prefill);
+        let request = &ticket.request;
+        let packed = chunk.last.then(|| request.sampling.pack(vocab, slot, &request.prompt));
         let prompt = PromptChunk {
             slot,
             start: chunk.start,
             tokens: &ticket.request.prompt[chunk.start..chunk.start + chunk.len],
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
-            last: chunk.last.then(|| slot_state(ticket, generation, vocab)),
+            last: packed.as_ref().map(|packed| slot_state(ticket, generation, packed.sampling)),
+            sampling: packed,
         };
         let flight = self.runner.launch_prompt(prompt, rows)?;
         if chunk.last {
@@ -542,7 +545,7 @@ impl Engine {
 }
 
 /// The slot's state when its prompt is in the cache: the sampler of that step gives the first token.
-fn slot_state(ticket: &Ticket, generation: u32, vocab: usize) -> G4Slot {
+fn slot_state(ticket: &Ticket, generation: u32, sampling: G4Sampling) -> G4Slot {
     let request = &ticket.request;
     let mut stop_ids = [-1; STOP_TOKEN_IDS_MAX];
     for (place, &id) in stop_ids.iter_mut().zip(&request.stop_token_ids) {
@@ -559,6 +562,6 @@ fn slot_state(ticket: &Ticket, generation: u32, vocab: usize) -> G4Slot {
         ignore_eos: request.ignore_eos.into(),
         stop_count: request.stop_token_ids.len().min(STOP_TOKEN_IDS_MAX) as i32,
         stop_ids,
-        sampling: request.sampling.pack(vocab, None).sampling,
+        sampling,
     }
 }

@@ -13,6 +13,8 @@ use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::request::RequestId;
+use crate::sampler::overlays::{OverlayPart, Overlays};
+use crate::sampler::params::PackedSampling;
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
 use crate::slots::{CollectError, Readback, Waited, device_step};
@@ -68,6 +70,8 @@ pub struct PromptChunk<'a> {
     pub pages: Option<&'a Reservation>,
     /// The slot's state for decoding when this is the prompt's last chunk: then the first token is sampled.
     pub last: Option<G4Slot>,
+    /// With `last`: what else the slot holds of its request; none: nothing its flags ask for.
+    pub sampling: Option<PackedSampling>,
 }
 
 impl Runner {
@@ -80,7 +84,7 @@ impl Runner {
             tap: None,
             readback: Readback::new(&context, spin)?,
             sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
-            tables: StepTables::new(&context, &stream, &g)?,
+            tables: StepTables::new(&context, &stream, &g, Overlays::upload_words(forward.config.vocab))?,
             buckets: buckets(g.max_running).to_vec(),
             forward,
             stream,
@@ -188,17 +192,24 @@ impl Runner {
         let owners = rows.into();
         assert_eq!(owners.len(), usize::from(chunk.last.is_some()));
         let (s, step) = (&self.stream, self.step + 1);
+        let packed = chunk.sampling.as_ref();
+        let overlays: Vec<OverlayPart> =
+            packed.into_iter().flat_map(|packed| self.sampler.overlays.parts(chunk.slot, packed)).collect();
         let upload = PromptUpload {
             slot: chunk.slot,
             start: chunk.start,
             tokens: chunk.tokens,
             pages: chunk.pages,
             state: chunk.last,
+            overlays: &overlays,
             sets_step: !self.has_tail,
         };
         let kernels = &self.forward.kernels;
         let staging = nvtx::range(c"stage");
         let rows = self.tables.upload_prompt(s, kernels, &self.forward.cache, step, &upload)?;
+        if let Some(packed) = packed {
+            self.sampler.overlays.clear_counts(s, chunk.slot, packed)?;
+        }
         drop(staging);
         let _launching = nvtx::range(c"launch");
         self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;

@@ -62,16 +62,13 @@ pub enum ModelType {
 fn sampling(generation: &Fields) -> Result<SamplingParams, ConfigError> {
     let number = |key, min, max, neutral| Ok(generation.number(key, min, max)?.unwrap_or(neutral) as f32);
     let is_greedy = generation.flag("do_sample")? == Some(false);
-    let repetition = number("repetition_penalty", 1e-3, 1e3, 1.0)?;
-    if repetition != 1.0 {
-        return Err(generation.unsupported("repetition_penalty", repetition, "penalties are not served yet"));
-    }
     Ok(SamplingParams {
         temperature: if is_greedy { 0.0 } else { number("temperature", 0.0, 100.0, 1.0)? },
         top_k: generation.count("top_k", 0, u32::MAX as usize)?.unwrap_or(0) as u32,
         top_p: number("top_p", 0.0, 1.0, 1.0)?,
         min_p: number("min_p", 0.0, 1.0, 0.0)?,
         typical_p: number("typical_p", 1e-6, 1.0, 1.0)?,
+        repetition_penalty: number("repetition_penalty", 0.01, 2.0, 1.0)?,
         ..SamplingParams::greedy()
     })
 }

@@ -7,6 +7,7 @@ use super::plan::PlanOptions;
 use super::tensors;
 use crate::kv::KvShape;
 use crate::limits::BUCKETS;
+use crate::sampler::overlays::Overlays;
 use crate::scheduler::buckets;
 
 /// The counts that fix every buffer's size. Tokens, pages, rows and items are counts; only `*_bytes` are bytes.
@@ -247,7 +248,16 @@ impl Geometry {
             arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts"),
             bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 3 * I32 as u64,
         };
-        vec![partials, logits, tables, records]
+        let (overlay_bytes, upload_bytes) = (Overlays::slot_bytes(vocab), I32 * Overlays::upload_words(vocab));
+        let overlays = Line {
+            name: "sampling overlays",
+            arithmetic: format!(
+                "{} slots x {overlay_bytes} B of counts, masks, biases and bad words + {upload_bytes} B of upload",
+                self.max_running
+            ),
+            bytes: product(&[self.max_running, overlay_bytes]) + upload_bytes as u64,
+        };
+        vec![partials, logits, tables, overlays, records]
     }
 }
 

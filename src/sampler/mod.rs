@@ -1,10 +1,11 @@
 //! The sampler: from logits to tokens, slot state and records, on the device. Its two kernels are the nodes of the
 //! sampler graph, whatever the rows ask for: a row finds its parameters in its slot.
 //!
-//! [`oracle`] defines what is right, [`params`] is what a slot holds of a request.
+//! [`oracle`] defines what is right, [`params`] is what a slot holds of a request, [`overlays`] the tables beside it.
 
 pub mod math;
 pub mod oracle;
+pub mod overlays;
 pub mod params;
 pub mod philox;
 
@@ -15,6 +16,7 @@ use crate::model::kernels::bindings::{G4_EOS_IDS, G4_SAMPLE_GROUP};
 use crate::model::kernels::{G4Record, G4SampleParams, Kernels};
 use crate::model::plan::Geometry;
 use crate::step::StepTables;
+use overlays::Overlays;
 
 const _: () = assert!(EOS_IDS_MAX == G4_EOS_IDS as usize);
 
@@ -28,6 +30,7 @@ pub struct Sampler {
     /// `[slots]`, the door of what is decided elsewhere; -1: nothing.
     forced: DeviceBuffer<i32>,
     suppressed: DeviceBuffer<i32>,
+    pub overlays: Overlays,
     /// `[ROWS_MAX]`, copied to a pinned slot after each step.
     pub records: DeviceBuffer<G4Record>,
     vocab: usize,
@@ -62,6 +65,7 @@ impl Sampler {
             group_sum: DeviceBuffer::new(context, groups)?,
             forced: DeviceBuffer::new(context, g.max_running)?,
             suppressed: DeviceBuffer::new(context, suppressed.len())?,
+            overlays: Overlays::new(context, g.max_running, config.vocab)?,
             records: DeviceBuffer::new(context, ROWS_MAX)?,
             vocab: config.vocab,
             eos,
@@ -93,16 +97,16 @@ impl Sampler {
                 row_slot: rows.row_slot.ptr(),
                 step: tables.step.ptr(),
                 slots: tables.slots.ptr(),
-                // No slot's flags ask for these yet.
-                mask: std::ptr::null(),
-                bias: std::ptr::null(),
-                words: std::ptr::null_mut(),
+                mask: self.overlays.mask.ptr(),
+                bias: self.overlays.bias.ptr(),
+                words: self.overlays.words.ptr(),
                 forced: self.forced.ptr(),
-                counts: std::ptr::null_mut(),
-                prompt_bits: std::ptr::null(),
+                counts: self.overlays.counts.ptr(),
+                prompt_bits: self.overlays.prompt_bits.ptr(),
                 suppressed: self.suppressed.ptr(),
                 group_max: self.group_max.ptr(),
                 group_sum: self.group_sum.ptr(),
+                // No slot's flags ask for log-probabilities yet.
                 raw_max: std::ptr::null_mut(),
                 raw_sum: std::ptr::null_mut(),
                 records: self.records.ptr(),

@@ -12,10 +12,11 @@ use crate::model::kernels::{G4Bias, G4Sampling, G4Words};
 use crate::sampling::SamplingParams;
 
 impl SamplingParams {
-    /// What a slot holds of these. `penalty_table`: the table granted to the request, if it has penalties.
-    pub fn pack(&self, vocab: usize, penalty_table: Option<usize>) -> PackedSampling {
-        assert_eq!(self.has_penalties(), penalty_table.is_some());
+    /// What slot `slot` holds of these. Its penalty table has its own number: half a megabyte a slot, and no request
+    /// waits for one.
+    pub fn pack(&self, vocab: usize, slot: usize, prompt: &[u32]) -> PackedSampling {
         let (bias, words) = (self.bias(), self.words());
+        let prompt_bits = self.has_penalties().then(|| mask_of(prompt, vocab));
         let mask = self.allowed_token_ids.as_ref().map(|ids| mask_of(ids, vocab));
         let mut flags = 0;
         for (is_on, flag) in [
@@ -23,7 +24,7 @@ impl SamplingParams {
             (self.logprobs.is_some(), G4_SAMPLING_LOGPROBS),
             (mask.is_some(), G4_SAMPLING_MASK),
             (!bias.is_empty(), G4_SAMPLING_BIAS),
-            (penalty_table.is_some(), G4_SAMPLING_PENALTIES),
+            (prompt_bits.is_some(), G4_SAMPLING_PENALTIES),
             (words.is_some(), G4_SAMPLING_WORDS),
         ] {
             flags |= if is_on { flag } else { 0 };
@@ -42,13 +43,13 @@ impl SamplingParams {
             top_k: if self.top_k as usize >= vocab { 0 } else { self.top_k as i32 },
             min_tokens: self.min_tokens.min(i32::MAX as u32) as i32,
             logprobs: self.logprobs.unwrap_or(0).min(G4_LOGPROBS_MAX) as i32,
-            penalty_table: penalty_table.unwrap_or(0) as i32,
+            penalty_table: slot as i32,
             bias_count: bias.len() as i32,
             flags,
             choice: self.choice.into(),
             seed: [self.seed as u32, (self.seed >> 32) as u32],
         };
-        PackedSampling { sampling, bias, words, mask }
+        PackedSampling { sampling, bias, words, mask, prompt_bits }
     }
 
     /// Sums of groups serve the plain draw, and top-p of the whole row.
@@ -97,8 +98,10 @@ pub struct PackedSampling {
     /// At most [`G4_BIAS_MAX`], the slot's sparse overlay.
     pub bias: Vec<G4Bias>,
     pub words: Option<Box<G4Words>>,
-    /// One bit an id.
+    /// One bit an id that is allowed.
     pub mask: Option<Vec<u32>>,
+    /// One bit an id of the prompt; with it the slot's counts start at zero.
+    pub prompt_bits: Option<Vec<u32>>,
 }
 
 /// One bit an id, set for `ids`; ids past the vocabulary are left out.

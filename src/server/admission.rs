@@ -30,7 +30,8 @@ pub async fn admit(
     }
     let places = app.engine.reserve(count)?;
     let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
-    let sampling = request.sampling.over(&model.sampling, salt);
+    let mut sampling = request.sampling.over(&model.sampling, salt);
+    let stop_token_ids = request.sampling.resolve(model, &mut sampling)?;
     // All are checked before the first is submitted: a refusal costs no device work.
     let requests = prompts
         .into_iter()
@@ -39,14 +40,11 @@ pub async fn admit(
             model.check_ids(i, &prompt)?;
             let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens)?;
             // Prompts of one request share its seed, or its salt; choices of a prompt draw from streams of their own.
-            let sampling = sampling.clone();
-            Ok(GenerateRequest {
-                prompt,
-                max_tokens,
-                ignore_eos: request.ignore_eos,
-                stop_token_ids: Vec::new(),
-                sampling,
-            })
+            let (sampling, stop_token_ids) = (sampling.clone(), stop_token_ids.clone());
+            if sampling.min_tokens > max_tokens {
+                return Err(Rejection::MinTokens { min_tokens: sampling.min_tokens, max_tokens });
+            }
+            Ok(GenerateRequest { prompt, max_tokens, ignore_eos: request.ignore_eos, stop_token_ids, sampling })
         })
         .collect::<Result<Vec<_>, Rejection>>()?;
     let requests = requests.into_iter().flat_map(|request| {

@@ -64,7 +64,7 @@ async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request) -> Result<
     let mut request = off_reactor(bytes.len() > TOKENISE_INLINE_BYTES_MAX, move || wire::parse(&bytes)).await?;
     let accepted = admit(&app, &model, &mut request).await?;
     log_accepted(id, &request, &accepted.iter().map(|a| a.prompt_ids.len()).collect::<Vec<_>>());
-    let choices = Choices::new(&model, accepted, request.sampling.n.unwrap_or(1), &request.stop, arrived, in_flight);
+    let choices = Choices::new(&model, accepted, &request, arrived, in_flight);
     let header = reply::Header {
         id: format!("cmpl-{}", id.id),
         created_s: unix_time_s(),

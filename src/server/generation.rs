@@ -20,6 +20,7 @@ use crate::request::{Cancel, Failure, Terminal};
 use crate::server::ServedModel;
 use crate::server::admission::Accepted;
 use crate::server::app::InFlight;
+use crate::server::wire::CompletionRequest;
 use crate::text::TextOutput;
 
 /// Why a choice ended, in the API's words.
@@ -178,15 +179,15 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// `choices`: how many of `accepted`, in a row, share a prompt.
-    pub fn new<S: AsRef<str>>(
+    /// The choices of each prompt follow one another in `accepted`.
+    pub fn new(
         model: &Arc<ServedModel>,
         accepted: Vec<Accepted>,
-        choices: usize,
-        stop: &[S],
+        request: &CompletionRequest,
         arrived: Instant,
         in_flight: InFlight,
     ) -> Self {
+        let (choices, min_tokens) = (request.sampling.n.unwrap_or(1), request.sampling.min_tokens);
         let request_failed = Arc::new(AtomicBool::new(false));
         let (running, mut prompt_ids) = (FuturesUnordered::new(), Vec::new());
         for (index, Accepted { prompt_ids: ids, stream }) in accepted.into_iter().enumerate() {
@@ -196,7 +197,7 @@ impl Choices {
                 index,
                 model: model.clone(),
                 stream,
-                output: TextOutput::new(stop),
+                output: TextOutput::new(&request.stop, min_tokens),
                 arrived,
                 last_token: None,
                 failed: None,

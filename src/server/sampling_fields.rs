@@ -6,8 +6,12 @@
 use serde_json::Value;
 
 use crate::error::Rejection;
-use crate::limits::CHOICES_PER_PROMPT_MAX;
+use crate::limits::{
+    ALLOWED_TOKEN_IDS_MAX, BAD_WORD_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_PER_PROMPT_MAX, LOGIT_BIASES_MAX,
+    STOP_TOKEN_IDS_MAX, TOKENS_PER_BAD_WORD_MAX,
+};
 use crate::sampling::SamplingParams;
+use crate::server::ServedModel;
 
 /// What a request says; none: the model's default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,10 +26,20 @@ pub struct SamplingFields {
     pub seed: Option<u64>,
     /// Choices a prompt.
     pub n: Option<usize>,
+    pub repetition_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub min_tokens: u32,
+    /// Ids as sent, ascending; whether the model has them is checked later.
+    pub logit_bias: Vec<(u64, f32)>,
+    pub allowed_token_ids: Option<Vec<u64>>,
+    pub stop_token_ids: Vec<u64>,
+    /// Text; tokenised later.
+    pub bad_words: Vec<String>,
 }
 
 impl SamplingFields {
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 18] = [
         "temperature",
         "top_k",
         "top_p",
@@ -36,6 +50,14 @@ impl SamplingFields {
         "seed",
         "n",
         "best_of",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "min_tokens",
+        "logit_bias",
+        "allowed_token_ids",
+        "stop_token_ids",
+        "bad_words",
     ];
 
     /// Takes the value of the field `name`, one of [`SamplingFields::NAMES`]; null is the default.
@@ -67,6 +89,28 @@ impl SamplingFields {
                 self.n = Some(n as usize);
             }
             "best_of" => return Err(Rejection::BestOf),
+            "repetition_penalty" => {
+                self.repetition_penalty = Some(number("repetition_penalty", &value, 0.01..=2.0, "0.01 to 2")?)
+            }
+            "frequency_penalty" => {
+                self.frequency_penalty = Some(number("frequency_penalty", &value, -2.0..=2.0, "-2 to 2")?)
+            }
+            "presence_penalty" => {
+                self.presence_penalty = Some(number("presence_penalty", &value, -2.0..=2.0, "-2 to 2")?)
+            }
+            "min_tokens" => {
+                let expected = "0 or a whole number of tokens";
+                self.min_tokens = whole("min_tokens", &value, 0..=i64::from(i32::MAX), expected)? as u32;
+            }
+            "logit_bias" => self.logit_bias = logit_bias(&value)?,
+            "allowed_token_ids" => {
+                let ids = token_ids("allowed_token_ids", &value, 1..=ALLOWED_TOKEN_IDS_MAX, "1 to 1024 ids")?;
+                self.allowed_token_ids = Some(ids);
+            }
+            "stop_token_ids" => {
+                self.stop_token_ids = token_ids("stop_token_ids", &value, 0..=STOP_TOKEN_IDS_MAX, "at most 16 ids")?
+            }
+            "bad_words" => self.bad_words = bad_words(&value)?,
             _ => unreachable!("{name} is not a sampling field"),
         }
         Ok(())
@@ -83,10 +127,101 @@ impl SamplingFields {
             typical_p: self.typical_p.unwrap_or(defaults.typical_p),
             xtc_probability: self.xtc_probability.unwrap_or(defaults.xtc_probability),
             xtc_threshold: self.xtc_threshold.unwrap_or(defaults.xtc_threshold),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            min_tokens: self.min_tokens,
             seed: self.seed.unwrap_or_else(salt),
             ..defaults.clone()
         }
     }
+
+    /// The parts that name token ids, checked against the model, into `params`; returns the stop ids. An id the model
+    /// does not have is refused by name and place (B43).
+    pub fn resolve(&mut self, model: &ServedModel, params: &mut SamplingParams) -> Result<Vec<u32>, Rejection> {
+        let id = |param: &'static str, id: u64| match u32::try_from(id) {
+            Ok(narrow) if (narrow as usize) < model.vocab_size => Ok(narrow),
+            _ => Err(Rejection::NoSuchToken { param, id, vocab_size: model.vocab_size }),
+        };
+        for &(token, bias) in &self.logit_bias {
+            params.logit_bias.push((id("logit_bias", token)?, bias));
+        }
+        if let Some(allowed) = self.allowed_token_ids.take() {
+            let allowed = allowed.into_iter().map(|token| id("allowed_token_ids", token)).collect::<Result<_, _>>()?;
+            params.allowed_token_ids = Some(allowed);
+        }
+        let mut tokens = 0;
+        for (index, word) in self.bad_words.iter().enumerate() {
+            // A word in the middle of a text has a space in front of it.
+            for text in [word.clone(), format!(" {word}")] {
+                let ids =
+                    model.tokenizer.encode(&text).map_err(|e| Rejection::BadWord { index, why: e.to_string() })?;
+                let (count, limit) = (ids.len(), TOKENS_PER_BAD_WORD_MAX);
+                if count == 0 || count > limit {
+                    let why = format!("it has {count} tokens where 1 to {limit} can be banned");
+                    return Err(Rejection::BadWord { index, why });
+                }
+                tokens += count;
+                params.bad_words.push(ids);
+            }
+        }
+        params.bad_words.sort_unstable();
+        params.bad_words.dedup();
+        if tokens > BAD_WORD_TOKENS_MAX {
+            let value = format!("{tokens} tokens in all");
+            return Err(Rejection::OutOfRange { param: "bad_words", value, expected: "at most 1024 tokens in all" });
+        }
+        self.stop_token_ids.iter().map(|&token| id("stop_token_ids", token)).collect()
+    }
+}
+
+/// `{"id": bias}`, ids as decimal strings.
+fn logit_bias(value: &Value) -> Result<Vec<(u64, f32)>, Rejection> {
+    let map = value.as_object().ok_or_else(|| wrong_type("logit_bias", value, "an object of token ids"))?;
+    if map.len() > LOGIT_BIASES_MAX {
+        let value = format!("{} entries", map.len());
+        return Err(Rejection::OutOfRange { param: "logit_bias", value, expected: "at most 1024 entries" });
+    }
+    let mut biases = Vec::with_capacity(map.len());
+    for (key, bias) in map {
+        let Ok(id) = key.parse::<u64>() else {
+            let key = Value::String(key.clone());
+            return Err(wrong_type("logit_bias", &key, "a token id in digits"));
+        };
+        biases.push((id, number("logit_bias", bias, -100.0..=100.0, "-100 to 100 for every id")?));
+    }
+    // "7" and "07" are one id.
+    biases.sort_by_key(|&(id, _)| id);
+    if let Some(twice) = biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(Rejection::DuplicateField(format!("logit_bias.{}", twice[0].0)));
+    }
+    Ok(biases)
+}
+
+fn token_ids(
+    param: &'static str,
+    value: &Value,
+    count: std::ops::RangeInclusive<usize>,
+    expected: &'static str,
+) -> Result<Vec<u64>, Rejection> {
+    let list = value.as_array().ok_or_else(|| wrong_type(param, value, "a list of token ids"))?;
+    if !count.contains(&list.len()) {
+        return Err(Rejection::OutOfRange { param, value: format!("a list of {}", list.len()), expected });
+    }
+    list.iter().map(|id| id.as_u64().ok_or_else(|| wrong_type(param, id, "a token id"))).collect()
+}
+
+fn bad_words(value: &Value) -> Result<Vec<String>, Rejection> {
+    let list = value.as_array().ok_or_else(|| wrong_type("bad_words", value, "a list of strings"))?;
+    if list.len() > BAD_WORDS_MAX {
+        let value = format!("a list of {}", list.len());
+        return Err(Rejection::OutOfRange { param: "bad_words", value, expected: "at most 64 words" });
+    }
+    let word = |word: &Value| match word.as_str() {
+        Some(word) if !word.is_empty() => Ok(word.to_owned()),
+        _ => Err(wrong_type("bad_words", word, "a word")),
+    };
+    list.iter().map(word).collect()
 }
 
 fn out_of_range(param: &'static str, value: &Value, expected: &'static str) -> Rejection {
@@ -181,6 +316,34 @@ mod tests {
             assert_eq!((rejection.param(), rejection.status().as_u16()), (Some(name), 400));
         }
         assert_eq!(read("best_of", json!(1)), Err(Rejection::BestOf));
+    }
+
+    #[test]
+    fn b43_lists_and_maps_of_ids_are_refused_by_name() {
+        let many: serde_json::Map<String, Value> = (0..1025).map(|id: u32| (id.to_string(), json!(1))).collect();
+        for (name, value, words) in [
+            ("logit_bias", json!({"7": 100.5}), "logit_bias is 100.5: expected -100 to 100"),
+            ("logit_bias", json!({"seven": 1}), "logit_bias: \"seven\" is not a token id in digits"),
+            ("logit_bias", json!({"-1": 1}), "\"-1\" is not a token id"),
+            ("logit_bias", json!({"7": 1, "07": 2}), "logit_bias.7"),
+            ("logit_bias", json!([[7, 1]]), "is not an object of token ids"),
+            ("logit_bias", Value::Object(many), "logit_bias is 1025 entries"),
+            ("allowed_token_ids", json!([]), "allowed_token_ids is a list of 0"),
+            ("allowed_token_ids", json!([1.5]), "allowed_token_ids: 1.5 is not a token id"),
+            ("stop_token_ids", json!(vec![1; 17]), "stop_token_ids is a list of 17"),
+            ("bad_words", json!([""]), "bad_words: \"\" is not a word"),
+            ("bad_words", json!("word"), "bad_words: \"word\" is not a list"),
+            ("min_tokens", json!(-1), "min_tokens is -1"),
+            ("frequency_penalty", json!(2.5), "frequency_penalty is 2.5: expected -2 to 2"),
+            ("presence_penalty", json!(-2.5), "presence_penalty is -2.5"),
+            ("repetition_penalty", json!(0), "repetition_penalty is 0: expected 0.01 to 2"),
+        ] {
+            let rejection = read(name, value).unwrap_err();
+            assert!(rejection.to_string().contains(words), "{rejection}");
+            assert_eq!(rejection.status().as_u16(), 400);
+        }
+        let read = read("logit_bias", json!({"9": -100, "7": 100})).unwrap();
+        assert_eq!(read.logit_bias, [(7, 100.0), (9, -100.0)]);
     }
 
     #[test]

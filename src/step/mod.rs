@@ -45,7 +45,7 @@ pub struct StepTables {
     /// The device's step counter, the low 32 bits of the host's.
     pub step: DeviceBuffer<i32>,
     /// A prompt chunk's upload: token | position | slot with the chunk's own length as stride, then page-table rows,
-    /// the slot's state and the step's number as far as the chunk brings them.
+    /// the slot's state, its overlays and the step's number as far as the chunk brings them.
     prompt_upload: DeviceBuffer<i32>,
     staging: [Staging; 2],
 }
@@ -69,6 +69,8 @@ pub struct PromptUpload<'a> {
     pub pages: Option<&'a Reservation>,
     /// With the last chunk: the slot's state for decoding.
     pub state: Option<G4Slot>,
+    /// With the last chunk: what else its request brings, each part with its place.
+    pub overlays: &'a [(DeviceSlice<i32>, &'a [i32])],
     /// Where no tail kernel counts the steps.
     pub sets_step: bool,
 }
@@ -88,9 +90,10 @@ pub struct StepState {
 }
 
 impl StepTables {
-    pub fn new(context: &Context, stream: &Stream, g: &Geometry) -> Result<Self, DriverError> {
+    /// `overlay_words`: most words of a request's overlays.
+    pub fn new(context: &Context, stream: &Stream, g: &Geometry, overlay_words: usize) -> Result<Self, DriverError> {
         let rows = |n: usize| DeviceBuffer::<i32>::new(context, n);
-        let prompt_words = 3 * g.chunk_tokens + g.ring_pages + g.global_table_pages + SLOT_WORDS + 1;
+        let prompt_words = 3 * g.chunk_tokens + g.ring_pages + g.global_table_pages + SLOT_WORDS + overlay_words + 1;
         let staging = || -> Result<Staging, DriverError> {
             Ok(Staging { words: PinnedBuffer::new(context, prompt_words.max(ROW_WORDS))?, step: None })
         };
@@ -232,6 +235,11 @@ impl StepTables {
             (reservation, sliding, run(row(&cache.global_table, g.global_table_pages)))
         });
         let state = prompt.state.map(|state| (state, run(self.slots.slice(slot..slot + 1).cast())));
+        let first_overlay = prompt.overlays.iter().map(|(place, words)| {
+            assert_eq!(place.len(), words.len());
+            run(*place)
+        });
+        let first_overlay = first_overlay.reduce(|first, _| first);
         let number = prompt.sets_step.then(|| run(self.step.all()));
         let target = self.prompt_upload.slice(0..first);
 
@@ -248,6 +256,10 @@ impl StepTables {
         if let Some((state, at)) = state {
             let state: &[i32] = bytemuck::cast_slice(std::slice::from_ref(&state));
             state.iter().enumerate().for_each(|(i, &word)| words.write(at + i, word));
+        }
+        if let Some(at) = first_overlay {
+            let overlays = prompt.overlays.iter().flat_map(|(_, words)| words.iter());
+            overlays.enumerate().for_each(|(i, &word)| words.write(at + i, word));
         }
         if let Some(at) = number {
             words.write(at, device_step(step));

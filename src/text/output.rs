@@ -6,21 +6,29 @@ use super::{Detokenizer, StopMatcher, Tokenizer};
 pub struct TextOutput {
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    min_tokens: u32,
+    tokens: u32,
 }
 
 impl TextOutput {
-    pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
-        Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops) }
+    pub fn new<S: AsRef<str>>(stops: &[S], min_tokens: u32) -> Self {
+        Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops), min_tokens, tokens: 0 }
     }
 
     /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave
-    /// no text beside the tokenizer's own special ones (the model's EOS list).
+    /// no text beside the tokenizer's own special ones (the model's EOS list). The first `min_tokens` tokens stop
+    /// nothing: their text is never part of a match.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, silent: bool, out: &mut String) -> bool {
+        self.tokens += 1;
         if silent {
             return self.stops.matched();
         }
         let mut text = String::new();
         self.detokenizer.push(&tokenizer.piece(id), &mut text);
+        if self.tokens <= self.min_tokens {
+            out.push_str(&text);
+            return false;
+        }
         self.stops.push(&text, out)
     }
 

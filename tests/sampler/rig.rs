@@ -7,7 +7,6 @@ use gemma4_serve::model::kernels::{
     G4Bias, G4Logprobs, G4Record, G4SampleParams, G4Slot, G4Words, KernelImage, Kernels,
 };
 use gemma4_serve::sampler::oracle::{Logprobs, OracleRow, Outcome};
-use gemma4_serve::sampler::params::mask_of;
 use gemma4_serve::sampling::SamplingParams;
 
 /// A request whose tokens are sampled here.
@@ -113,7 +112,7 @@ impl Rig {
     /// Puts a request into a slot, with the history it has.
     pub fn admit(&mut self, slot: usize, request: &Request, generation: u32) {
         let p = &request.params;
-        let packed = p.pack(self.vocab, p.has_penalties().then_some(slot));
+        let packed = p.pack(self.vocab, slot, &request.prompt);
         let mut stop_ids = [-1; 16];
         stop_ids.iter_mut().zip(&request.stop_ids).for_each(|(to, &id)| *to = id as i32);
         let state = G4Slot {
@@ -147,7 +146,7 @@ impl Rig {
             let table = self.counts.slice(slot * self.vocab..(slot + 1) * self.vocab);
             self.stream.upload(table, &counts).expect("upload");
             let bits = self.prompt_bits.slice(slot * words..(slot + 1) * words);
-            self.stream.upload(bits, &mask_of(&request.prompt, self.vocab)).expect("upload");
+            self.stream.upload(bits, packed.prompt_bits.as_ref().expect("penalties")).expect("upload");
         }
     }
 

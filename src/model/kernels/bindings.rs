@@ -13,7 +13,7 @@ pub const G4_ATTN_THREADS: _bindgen_ty_1 = 256;
 pub const G4_ATTN_ROWS: _bindgen_ty_1 = 16;
 pub const G4_SLOT_STOP_IDS: _bindgen_ty_1 = 16;
 pub const G4_EOS_IDS: _bindgen_ty_1 = 16;
-pub const G4_SCATTER_RUNS: _bindgen_ty_1 = 4;
+pub const G4_SCATTER_RUNS: _bindgen_ty_1 = 8;
 pub const G4_SAMPLE_GROUP: _bindgen_ty_1 = 256;
 pub const G4_SAMPLE_GROUPS_MAX: _bindgen_ty_1 = 1024;
 pub const G4_SAMPLE_THREADS: _bindgen_ty_1 = 512;
@@ -571,11 +571,11 @@ const _: () = {
 pub struct G4ScatterParams {
     pub src: *const i32,
     pub runs_used: i32,
-    pub runs: [G4ScatterRun; 4usize],
+    pub runs: [G4ScatterRun; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of G4ScatterParams"][::std::mem::size_of::<G4ScatterParams>() - 144usize];
+    ["Size of G4ScatterParams"][::std::mem::size_of::<G4ScatterParams>() - 272usize];
     ["Alignment of G4ScatterParams"][::std::mem::align_of::<G4ScatterParams>() - 8usize];
     ["Offset of field: G4ScatterParams::src"][::std::mem::offset_of!(G4ScatterParams, src) - 0usize];
     ["Offset of field: G4ScatterParams::runs_used"][::std::mem::offset_of!(G4ScatterParams, runs_used) - 8usize];
