@@ -5,9 +5,9 @@
 # of gates/, the C++ tests (kernels), the same under sanitizers (sanitizers), the bindings of gemma4_kernels.h
 # (bindings), and the instructions of a decode step under valgrind (step_cost).
 # --full runs each gate's whole matrix, curl and the openai client against the server (clients), and cudarc's own driver
-# tests (conformance), and writes gates/results/full.md. --no-skips: a gate that could not run here is a failure
-# (clients runs too). --jobs N: up to N gates at a time (default 1), the long ones first. NAME keeps the gates so named:
-# "gates.sh golden tidy".
+# tests (conformance), and writes the rows of gates/results/full.md. --no-skips: a gate that could not run here is a
+# failure (clients runs too). --jobs N: up to N gates at a time (default 1), the long ones first. NAME keeps the gates
+# so named: "gates.sh golden tidy".
 # A gate that executes no test, ends without its closing line or overruns its time is a failure. Logs: target/gates/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -156,17 +156,28 @@ done
 echo
 echo "gate         verdict seconds closing line"
 printf '%s\n' "${rows[@]}"
-if [ -n "$full" ] && [ ${#names[@]} -eq 0 ]; then
+if [ -n "$full" ]; then
+  # A gate's row stands until the gate is run in full again.
+  table=gates/results/full.md
+  stamp="\`$(git rev-parse --short HEAD)\` | $(date -u +%F)"
   mkdir -p gates/results
+  old=$(cat "$table" 2> /dev/null || true)
   {
-    echo "# The last full run of the gates"
+    echo "# The last full run of each gate"
     echo
-    echo "\`scripts/gates.sh --full\` on the software device, $(date -u +%F), commit \`$(git rev-parse --short HEAD)\`."
+    echo "\`scripts/gates.sh --full\` on the software device, the commit it ran on, and when."
     echo
-    echo "| gate | verdict | closing line |"
-    echo "|---|---|---|"
-    printf '%s\n' "${rows[@]}" | sed -E 's/^([^ ]+) +([^ ]+) +[0-9]+ s  (.*)$/| \1 | \2 | \3 |/'
-  } > gates/results/full.md
+    echo "| gate | verdict | closing line | commit | date |"
+    echo "|---|---|---|---|---|"
+    for name in "${gates[@]}"; do
+      if wanted "$name"; then
+        read -r _ verdict _ _ closing < "$logs/$name.row" || true
+        echo "| $name | $verdict | $closing | $stamp |"
+      else
+        grep "^| $name |" <<< "$old" || true
+      fi
+    done
+  } > "$table"
 fi
 echo "gates: $passed_gates passed, $failed_gates failed"
 [ "$failed_gates" -eq 0 ] && [ "$passed_gates" -gt 0 ]
