@@ -38,7 +38,7 @@ async fn requests_are_counted_by_outcome_and_tokens_are_timed() {
     assert_eq!(client.complete(json!({"prompt": ["x", "y"]})).await.status, 200); // two stops
     assert_eq!(client.complete(json!({"prompt": "x", "max_tokens": 2})).await.status, 200); // one length
     assert_eq!(client.complete(json!({"prompt": "x", "stop": "b"})).await.status, 200); // a stop string
-    assert_eq!(client.complete(json!({"prompt": "x", "n": 1})).await.status, 400); // refused
+    assert_eq!(client.complete(json!({"prompt": "x", "best_of": 2})).await.status, 400); // refused
     let mut stream = client.open(json!({"prompt": "x", "stream": true})).await;
     assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
     server.until_quiet().await;
