@@ -41,13 +41,15 @@ stage() { # NAME LIMIT_S COMMAND...: runs it, keeps its log, prints its verdict 
   # The software device takes its time; a rehearsal is not about limits.
   [ -z "$soft" ] || limit=$((limit * 10))
   timeout -k 5 "$limit" "$@" > "$out/$name.log" 2>&1 || status=$?
-  line=$(grep -E '(^|[^0-9])[0-9]+ passed, [0-9]+ failed|^ERROR SUMMARY|ERROR SUMMARY:|^RACECHECK SUMMARY|^numbers:' \
+  line=$(grep -E '(^|[^0-9])[0-9]+ passed, [0-9]+ failed|(ERROR|RACECHECK) SUMMARY|^(numbers|skipped):' \
     "$out/$name.log" | tail -n 1)
   [ "$status" -ne 124 ] || line="still running after $limit s"
   if [ "$status" -ne 0 ]; then
     verdict=FAIL failed=$((failed + 1))
     { grep -E '^(FAIL|error|thread .* panicked)' -A 3 "$out/$name.log" | head -n 30; tail -n 8 "$out/$name.log"; } |
       cut -c 1-300 | sed 's/^/    | /'
+  elif [[ $line == skipped:* ]]; then
+    verdict=skip
   fi
   rows+=("$(printf '%-12s %-4s %4d s  %s' "$name" "$verdict" $((SECONDS - start)) "${line:-exit $status}")")
   echo "${rows[-1]}"
@@ -115,10 +117,9 @@ shape=(--synthetic 12b)
 [ -z "$soft" ] || shape=(--rows 1,4 --switch-rows 1,4 --rounds 2 --steps 4)
 
 torch() {
-  python3 -c 'import torch, transformers' 2> /dev/null || { echo "numbers: no torch here"; return; }
-  local flags=(--synthetic 12b --rows 1,16 --contexts 1024)
-  [ -z "$soft" ] || { echo "numbers: transformers at these shapes is for a GPU"; return; }
-  python3 "$folder/bench_torch.py" "${flags[@]}" --json "$out/torch.json" --ours "$out/bench.json"
+  [ -z "$soft" ] || { echo "skipped: transformers at these shapes is for a GPU"; return; }
+  python3 -c 'import torch, transformers' 2> /dev/null || { echo "skipped: torch or transformers is not here"; return; }
+  python3 "$folder/bench_torch.py" --synthetic 12b --rows 1,16 --contexts 1024 --json "$out/torch.json" --ours "$out/bench.json"
 }
 
 gate() { "$folder/bin/gate_$1" --device "$device" --root "$folder"; }

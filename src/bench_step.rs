@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::alloc::allocations;
+use crate::config::in_range;
 use crate::device::{DeviceChoice, DeviceKind, DriverError, Traffic, soft};
 use crate::engine::handle::{EngineHandle, Refusal, TokenStream, door};
 use crate::engine::start::{StartError, build_runner, load_device};
@@ -30,15 +31,15 @@ use crate::slots::device_step;
 pub struct BenchStepFlags {
     /// Rows of the decode steps measured, each 1 to 128.
     #[arg(long, value_delimiter = ',', default_value = "1,8,32,128", value_name = "ROWS",
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=ROWS_MAX as u64))]
+        value_parser = in_range(1, ROWS_MAX))]
     rows: Vec<usize>,
     /// Tokens of each row's prompt, each 1 to 1000000.
     #[arg(long, value_delimiter = ',', default_value = "100,10000,100000", value_name = "TOKENS",
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+        value_parser = in_range(1, 1_000_000))]
     context: Vec<usize>,
     /// Decode steps measured at each point, 1 to 1000000.
     #[arg(long, default_value_t = 256, value_name = "STEPS",
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+        value_parser = in_range(1, 1_000_000))]
     steps: usize,
     /// As for serving.
     #[arg(long)]
@@ -51,8 +52,8 @@ pub struct BenchStepFlags {
     no_tail: bool,
     /// Microseconds to ask for a step's end before parking, 0 to 10000.
     #[arg(long, default_value_t = 0, value_name = "MICROSECONDS",
-        value_parser = clap::builder::RangedU64ValueParser::<u64>::new().range(0..=10_000))]
-    spin_us: u64,
+        value_parser = in_range(0, 10_000))]
+    spin_us: usize,
 }
 
 /// Why there are no figures.
@@ -116,11 +117,9 @@ const CHUNK_TOKENS: usize = 2048;
 
 fn point(flags: &BenchStepFlags, kind: DeviceKind, rows: usize, context: usize) -> Result<Sample, BenchStepError> {
     let (mut engine, handle) = engine(flags, kind, rows, context)?;
-    // Room for the steps in which the later rows' prompts run, one chunk between two decode steps.
-    let max_tokens = 2 * rows * context.div_ceil(CHUNK_TOKENS) + WARM_UP_STEPS + flags.steps + 8;
     let request = GenerateRequest {
         prompt: (0..context).map(|i| (i % 500) as u32).collect(),
-        max_tokens: max_tokens as u32,
+        max_tokens: max_tokens(flags, rows, context) as u32,
         ignore_eos: true,
         stop_token_ids: Vec::new(),
         sampling: Default::default(),
@@ -142,6 +141,11 @@ fn point(flags: &BenchStepFlags, kind: DeviceKind, rows: usize, context: usize) 
     Ok(sample)
 }
 
+/// Tokens a row may generate: room for the steps in which the later rows' prompts run too, one chunk between two steps.
+fn max_tokens(flags: &BenchStepFlags, rows: usize, context: usize) -> usize {
+    2 * rows * context.div_ceil(CHUNK_TOKENS) + WARM_UP_STEPS + flags.steps + 8
+}
+
 fn engine(
     flags: &BenchStepFlags,
     kind: DeviceKind,
@@ -152,7 +156,7 @@ fn engine(
     let config = &mut checkpoint.config;
     let sliding = config.layers.iter().take_while(|layer| layer.kind == LayerKind::Sliding).count();
     config.layers.truncate(sliding);
-    let max_context = context + 2 * rows * context.div_ceil(CHUNK_TOKENS) + WARM_UP_STEPS + flags.steps + 8;
+    let max_context = context + max_tokens(flags, rows, context);
     config.max_position = max_context;
     let options = PlanOptions {
         max_running: rows,
@@ -160,7 +164,7 @@ fn engine(
         prefill_chunk: CHUNK_TOKENS,
         ..PlanOptions::default()
     };
-    let spin = Duration::from_micros(flags.spin_us);
+    let spin = Duration::from_micros(flags.spin_us as u64);
     let (mut runner, _) = build_runner(&checkpoint, kind, KernelImage::Shipped(kind), &options, spin, &mut |_, _| {})?;
     let switches = Switches { pipeline: !flags.no_pipeline, fingerprint: !flags.no_fingerprint, tail: !flags.no_tail };
     if !switches.tail {

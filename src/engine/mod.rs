@@ -218,7 +218,7 @@ impl Engine {
     }
 
     /// One step; false when there was nothing to do. [`Engine::run`] is the loop around it. Not inlined: instructions
-    /// are counted by this name (scripts/bench_step.sh).
+    /// are counted by this name (scripts/bench_step.py).
     #[inline(never)]
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.receive();
