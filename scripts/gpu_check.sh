@@ -119,7 +119,8 @@ shape=(--synthetic 12b)
 torch() {
   [ -z "$soft" ] || { echo "skipped: transformers at these shapes is for a GPU"; return; }
   python3 -c 'import torch, transformers' 2> /dev/null || { echo "skipped: torch or transformers is not here"; return; }
-  python3 "$folder/bench_torch.py" --synthetic 12b --rows 1,16 --contexts 1024 --json "$out/torch.json" --ours "$out/bench.json"
+  python3 "$folder/bench_torch.py" --synthetic 12b --rows 1,16 --contexts 1024 --json "$out/torch.json" \
+    --ours "$out/bench.json"
 }
 
 gate() { "$folder/bin/gate_$1" --device "$device" --root "$folder"; }
