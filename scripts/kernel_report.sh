@@ -4,7 +4,7 @@
 # Prints registers and static shared memory of every kernel and architecture, and fails on a warning, a spill, a stack
 # frame, and on a kernel that streams weights without 16-byte global loads or tensor-core products in its machine code.
 # nvcc is taken from $CUDA_HOME/bin, else from $PATH; so is cuobjdump. Dynamic shared memory is the launcher's:
-# csrc/README.md.
+# csrc/README.md, where the bytes of every kernel and size also stand: they are compared with what kernel_bytes.py says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 archs=()
@@ -16,4 +16,5 @@ for argument in "$@"; do
   esac
 done
 [ ${#archs[@]} -gt 0 ] || archs=(80 90a 120)
+python3 scripts/kernel_bytes.py --check
 exec python3 scripts/kernel_report.py --jobs "${JOBS:-2}" "${archs[@]}"

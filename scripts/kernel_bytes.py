@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Bytes each kernel moves in a decode step of each published size, and the time they take at 4.3 TB/s.
+
+usage: kernel_bytes.py [--check | --write]     prints the tables; compares them with csrc/README.md, or puts them there
+
+Computed from the published shapes and from what each kernel's header says it reads and writes; what is not served yet
+is not listed. 4.3 TB/s is what a copy reaches on an H200 (bench/results). Weights are read once a step whatever the rows.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "csrc/README.md"
+BEGIN, END = "<!-- kernel_bytes.py -->", "<!-- end of kernel_bytes.py -->"
+BYTES_PER_SECOND = 4.3e12
+VOCAB = 262144
+GROUP = 256
+CONTEXT = 8192
+ROWS = (1, 64)
+
+
+@dataclass
+class Model:
+    name: str
+    hidden: int
+    layers: int
+    every: int  # of `every` layers the last is global
+    heads: int
+    kv_sliding: int
+    kv_global: int
+    intermediate: int
+    window: int
+
+
+MODELS = [
+    Model("12B", 3840, 48, 6, 16, 8, 1, 15360, 1024),
+    Model("31B", 5376, 60, 6, 32, 16, 4, 21504, 1024),
+]
+
+
+def product(rows, n, k):
+    """A weight of [n, k], read once, with its inputs and outputs in bf16."""
+    return 2 * n * k + rows * (2 * k + 2 * n)
+
+
+def step(m, rows):
+    """Kernel -> bytes of one decode step of `rows` sequences at CONTEXT tokens each."""
+    h = m.hidden
+    moved = dict.fromkeys(
+        ["embed", "rmsnorm", "gemm: q k v", "gemm: o", "gemm: gate up", "gemm: down", "qkv_prep",
+         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "logits", "sample_groups",
+         "sample_rows"], 0)  # fmt: skip
+    # A gathered row of the packed table comes with three others of its fragments.
+    moved["embed"] = rows * (8 * h + 2 * h)
+    moved["rmsnorm"] = rows * 4 * h
+    for i in range(m.layers):
+        is_global = i % m.every == m.every - 1
+        dim, kv, seen = (512, m.kv_global, CONTEXT) if is_global else (256, m.kv_sliding, min(CONTEXT, m.window))
+        # V of a global layer is its K: the product makes one of them, the cache keeps both.
+        width = (m.heads + kv * (1 if is_global else 2)) * dim
+        moved["gemm: q k v"] += product(rows, width, h)
+        moved["qkv_prep"] += rows * 2 * dim * (2 * m.heads + 4 * kv)
+        kind = "global" if is_global else "sliding"
+        moved[f"attn_decode: {kind}"] += rows * (4 * dim * kv * seen + 4 * dim * m.heads)
+        moved["gemm: o"] += product(rows, h, m.heads * dim)
+        moved["gemm: gate up"] += product(rows, 2 * m.intermediate, h)
+        moved["gelu_gate"] += rows * 6 * m.intermediate
+        moved["gemm: down"] += product(rows, h, m.intermediate)
+        moved["add_norm"] += 2 * rows * 8 * h
+    moved["logits"] = 2 * VOCAB * h + rows * (2 * h + 4 * VOCAB)
+    moved["sample_groups"] = rows * 4 * VOCAB
+    # Greedy: the groups' maxima, and the one group of the greatest.
+    moved["sample_rows"] = rows * (8 * VOCAB // GROUP + 4 * GROUP)
+    return moved
+
+
+def text():
+    out = [
+        f"Bytes of one decode step at {CONTEXT:,} tokens of context, all layers together, and the time they take at "
+        f"{BYTES_PER_SECOND / 1e12} TB/s",
+        "(`scripts/kernel_bytes.py`). `scatter`, `step_begin` and `tail` move a few hundred bytes.",
+        "",
+    ]
+    columns = [f"{m.name}, {rows} row{'s' if rows > 1 else ''}" for m in MODELS for rows in ROWS]
+    out.append("| kernel | " + " | ".join(columns) + " |")
+    out.append("|---|" + "---:|" * len(columns))
+    steps = [step(m, rows) for m in MODELS for rows in ROWS]
+    for kernel in steps[0]:
+        out.append(f"| {kernel} | " + " | ".join(cell(s[kernel]) for s in steps) + " |")
+    out.append("| **a step** | " + " | ".join(cell(sum(s.values())) for s in steps) + " |")
+    return "\n".join(out)
+
+
+def cell(moved):
+    us = moved / BYTES_PER_SECOND * 1e6
+    scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if moved >= s)
+    size = f"{moved / scale:.{1 if unit == 'kB' else 2}f} {unit}"
+    return f"{size}, {us:,.0f} us" if us >= 10 else f"{size}, {us:.2g} us"
+
+
+def main():
+    readme = README.read_text()
+    before, _, rest = readme.partition(BEGIN)
+    inside, _, after = rest.partition(END)
+    if "--write" in sys.argv:
+        README.write_text(f"{before}{BEGIN}\n{text()}\n{END}{after}")
+    elif "--check" in sys.argv:
+        if inside.strip() != text().strip():
+            print("csrc/README.md is not what scripts/kernel_bytes.py --write makes of it")
+            return 1
+        print("csrc/README.md lists the bytes of every kernel and size")
+    else:
+        print(text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
