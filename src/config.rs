@@ -57,6 +57,9 @@ pub struct ServeFlags {
     /// The model's id in requests and answers [default: the folder's name].
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
+    /// Jinja2 file that makes a prompt of a chat's messages [default: the checkpoint's own].
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
     /// Where to run: auto (a GPU if there is one, else software), cuda:N, or soft.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -172,6 +175,8 @@ pub enum ScorePath {
 pub struct Config {
     pub model: ModelSource,
     pub served_model_name: String,
+    /// None: the checkpoint's own.
+    pub chat_template: Option<PathBuf>,
     pub device: DeviceChoice,
     pub host: String,
     pub port: u16,
@@ -237,6 +242,7 @@ impl Config {
         Ok(Self {
             model,
             served_model_name,
+            chat_template: flags.chat_template,
             device: flags.device,
             host: flags.host,
             port: flags.port,
@@ -272,6 +278,10 @@ impl Config {
         let rows = [
             ("model", self.model.to_string()),
             ("served-model-name", self.served_model_name.clone()),
+            (
+                "chat-template",
+                self.chat_template.as_ref().map_or("(the checkpoint's)".into(), |path| path.display().to_string()),
+            ),
             ("device", self.device.to_string()),
             ("host", self.host.clone()),
             ("port", self.port.to_string()),

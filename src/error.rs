@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::engine::handle::Refusal;
 use crate::request::Failure;
+use crate::text::ChatTemplateError;
 
 /// A refused or failed HTTP request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -30,6 +31,8 @@ pub enum Rejection {
     WrongType { param: String, message: String },
     #[error("unknown or unsupported field `{0}`")]
     UnsupportedField(String),
+    #[error("{param}: {why}")]
+    NotServed { param: String, why: &'static str },
     #[error("the field `{0}` appears twice")]
     DuplicateField(String),
     #[error("the field `{0}` is required")]
@@ -56,6 +59,12 @@ pub enum Rejection {
     StopTooLong { index: usize, bytes: usize, limit_bytes: usize },
 
     // Prompts.
+    #[error("messages is an empty list")]
+    NoMessages,
+    #[error("this checkpoint has no chat template: use /v1/completions, or start the server with --chat-template")]
+    NoChatTemplate,
+    #[error("{0}")]
+    Chat(#[from] ChatTemplateError),
     #[error("the prompt list is empty")]
     NoPrompts,
     #[error("prompt {prompt_index} is an empty list of token ids")]
@@ -118,6 +127,7 @@ impl Rejection {
             | NotAnObject(_)
             | WrongType { .. }
             | UnsupportedField(_)
+            | NotServed { .. }
             | DuplicateField(_)
             | MissingField(_)
             | OutOfRange { .. }
@@ -131,6 +141,9 @@ impl Rejection {
             | EmptyStop { .. }
             | StopTooLong { .. }
             | NoPrompts
+            | NoMessages
+            | NoChatTemplate
+            | Chat(_)
             | EmptyPrompt { .. }
             | TooManyPrompts { .. }
             | TokenIdOutOfRange { .. }
@@ -165,7 +178,8 @@ impl Rejection {
     pub fn param(&self) -> Option<&str> {
         use Rejection::*;
         match self {
-            WrongType { param, .. } => Some(param),
+            WrongType { param, .. } | NotServed { param, .. } => Some(param),
+            NoMessages | NoChatTemplate | Chat(_) => Some("messages"),
             UnsupportedField(name) | DuplicateField(name) => Some(name),
             MissingField(name) => Some(name),
             OutOfRange { param, .. } | NoSuchToken { param, .. } => Some(param),
@@ -197,7 +211,7 @@ impl Rejection {
             BodyUnreadable(_) => "body_unreadable",
             MalformedJson(_) => "malformed_json",
             NotAnObject(_) | WrongType { .. } => "invalid_type",
-            UnsupportedField(_) | BestOf => "unsupported_field",
+            UnsupportedField(_) | NotServed { .. } | BestOf => "unsupported_field",
             DuplicateField(_) => "duplicate_field",
             MissingField(_) => "missing_field",
             OutOfRange { .. }
@@ -208,7 +222,9 @@ impl Rejection {
             | TooManyStops { .. }
             | EmptyStop { .. }
             | StopTooLong { .. } => "invalid_value",
-            NoPrompts | EmptyPrompt { .. } => "empty_prompt",
+            NoPrompts | NoMessages | EmptyPrompt { .. } => "empty_prompt",
+            NoChatTemplate => "no_chat_template",
+            Chat(_) => "invalid_messages",
             TooManyPrompts { .. } => "too_many_prompts",
             TokenIdOutOfRange { .. } | NoSuchToken { .. } => "token_id_out_of_range",
             ModalityToken { .. } => "unsupported_modality",

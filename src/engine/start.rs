@@ -24,7 +24,7 @@ use crate::model::plan::{MemoryPlan, PlanError, PlanOptions};
 use crate::model::weights::Weights;
 use crate::scheduler::buckets;
 use crate::server::ServedModel;
-use crate::text::Tokenizer;
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// Why the server refuses to start. `Display` names the knob, file or tensor.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +35,8 @@ pub enum StartError {
     Checkpoint(#[from] CheckpointError),
     #[error("{checkpoint}: tokenizer.json {why}")]
     Tokenizer { checkpoint: String, why: String },
+    #[error("{source_name}: {why}")]
+    ChatTemplate { source_name: String, why: String },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -123,6 +125,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     ::metrics::gauge!(metrics::DEVICE_INFO, "kind" => kind.label()).set(1.0);
     let checkpoint = config.model.open()?;
     let tokenizer = load_tokenizer(&checkpoint)?;
+    let chat_template = load_chat_template(config, &checkpoint, &tokenizer)?;
     phases.done("checkpoint and tokenizer");
     let options = PlanOptions {
         max_running: config.max_running,
@@ -176,7 +179,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         runner.graph_nodes(),
         phases.page(),
     );
-    let model = served_model(config, &checkpoint, &runner, tokenizer);
+    let model = served_model(config, &checkpoint, &runner, tokenizer, chat_template);
     Ok((runner, model))
 }
 
@@ -195,12 +198,40 @@ fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, StartError> {
     Tokenizer::from_bytes(&bytes).map_err(|e| fail(format!("cannot be read: {e}")))
 }
 
-fn served_model(config: &Config, checkpoint: &Checkpoint, runner: &Runner, tokenizer: Tokenizer) -> ServedModel {
+/// The flag's file, else the checkpoint's own.
+fn load_chat_template(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+) -> Result<Option<ChatTemplate>, StartError> {
+    let fail = |source_name: String, why: String| StartError::ChatTemplate { source_name, why };
+    let (source_name, source) = match (&config.chat_template, checkpoint.chat_template()) {
+        (Some(path), _) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path).map_err(|e| fail(name.clone(), format!("cannot be read: {e}")))?;
+            (name, text)
+        }
+        (None, Some(source)) => (checkpoint.name.clone(), source.to_owned()),
+        (None, None) => return Ok(None),
+    };
+    let eos_id = checkpoint.config.eos_ids.first().copied().unwrap_or_default();
+    let template = ChatTemplate::new(source, tokenizer, checkpoint.config.bos_id, eos_id);
+    template.map(Some).map_err(|e| fail(source_name, e.to_string()))
+}
+
+fn served_model(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    runner: &Runner,
+    tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
+) -> ServedModel {
     let model = &checkpoint.config;
     let geometry = &runner.forward.geometry;
     ServedModel {
         id: config.served_model_name.clone(),
         tokenizer,
+        chat_template,
         bos_id: model.bos_id,
         eos_ids: ServedModel::unite_eos([&model.eos_ids[..]]),
         refused_ids: model.modality_ids.iter().map(|m| (m.id, m.field.to_owned())).collect(),

@@ -7,8 +7,11 @@ use crate::error::Rejection;
 use crate::limits::TOKENISE_INLINE_BYTES_MAX;
 use crate::request::GenerateRequest;
 use crate::sampling::SamplingParams;
-use crate::server::wire::{CompletionRequest, Prompt};
+use crate::server::wire::{CompletionRequest, Prompt, Route};
 use crate::server::{App, ServedModel};
+
+/// OpenAI's default of the completions route.
+pub const COMPLETION_TOKENS_DEFAULT: usize = 16;
 
 /// One accepted choice of a prompt.
 pub struct Accepted {
@@ -32,13 +35,18 @@ pub async fn admit(
     let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
     let mut sampling = request.sampling.over(&model.sampling, salt);
     let stop_token_ids = request.sampling.resolve(model, &mut sampling)?;
+    let tokens_default = match request.route {
+        Route::Completions => COMPLETION_TOKENS_DEFAULT,
+        // What is left of the context.
+        Route::Chat => usize::MAX,
+    };
     // All are checked before the first is submitted: a refusal costs no device work.
     let requests = prompts
         .into_iter()
         .enumerate()
         .map(|(i, prompt)| {
             model.check_ids(i, &prompt)?;
-            let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens)?;
+            let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens, tokens_default)?;
             // Prompts of one request share its seed, or its salt; choices of a prompt draw from streams of their own.
             let (sampling, stop_token_ids) = (sampling.clone(), stop_token_ids.clone());
             if sampling.min_tokens > max_tokens {
@@ -83,7 +91,12 @@ fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), R
 
 /// Prompts in ids. Much text is tokenised on a thread of its own: the reactor's threads also answer the probes.
 async fn tokenise(model: &Arc<ServedModel>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, Rejection> {
-    let text_bytes: usize = prompts.iter().map(|p| if let Prompt::Text(text) = p { text.len() } else { 0 }).sum();
+    let text_bytes = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Ids(_) => 0,
+        Prompt::Chat(conversation) => conversation.text_bytes(),
+    };
+    let text_bytes: usize = prompts.iter().map(text_bytes).sum();
     let model = model.clone();
     off_reactor(text_bytes > TOKENISE_INLINE_BYTES_MAX, move || {
         prompts
@@ -92,6 +105,7 @@ async fn tokenise(model: &Arc<ServedModel>, prompts: Vec<Prompt>) -> Result<Vec<
             .map(|(i, prompt)| match prompt {
                 Prompt::Text(text) => model.encode(i, text),
                 Prompt::Ids(ids) => model.narrow(i, ids),
+                Prompt::Chat(conversation) => model.encode_chat(conversation),
             })
             .collect()
     })

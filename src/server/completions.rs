@@ -1,4 +1,4 @@
-//! `POST /v1/completions`.
+//! `POST /v1/completions` and `POST /v1/chat/completions`: one path, two forms of prompt and answer.
 //!
 //! Cheap refusals come first: state, then size, then syntax, then a place in the queue; only then is text tokenised.
 
@@ -9,7 +9,7 @@ use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::SemaphorePermit;
 
@@ -23,7 +23,7 @@ use crate::server::admission::{admit, off_reactor};
 use crate::server::app::unix_time_s;
 use crate::server::generation::Choices;
 use crate::server::routes::ClientRequestId;
-use crate::server::wire::{self, CompletionRequest};
+use crate::server::wire::{self, CompletionRequest, Route};
 use crate::server::{App, reply};
 
 pub async fn completions(
@@ -31,7 +31,19 @@ pub async fn completions(
     Extension(id): Extension<ClientRequestId>,
     request: Request,
 ) -> Response {
-    match serve(app, &id, request).await {
+    answer(app, id, request, Route::Completions).await
+}
+
+pub async fn chat_completions(
+    State(app): State<Arc<App>>,
+    Extension(id): Extension<ClientRequestId>,
+    request: Request,
+) -> Response {
+    answer(app, id, request, Route::Chat).await
+}
+
+async fn answer(app: Arc<App>, id: ClientRequestId, request: Request, route: Route) -> Response {
+    match serve(app, &id, request, route).await {
         Ok(response) => response,
         Err(rejection) => {
             // What failed after it was accepted has been counted by its choices.
@@ -45,12 +57,12 @@ pub async fn completions(
                 }
                 _ => tracing::info!(request_id = %id.id, status, code, "{rejection}"),
             }
-            rejection.into_response()
+            reply::refusal(&rejection, route)
         }
     }
 }
 
-async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request) -> Result<Response, Rejection> {
+async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request, route: Route) -> Result<Response, Rejection> {
     let arrived = Instant::now();
     if !id.valid {
         return Err(Rejection::BadRequestId { limit: REQUEST_ID_BYTES_MAX });
@@ -61,12 +73,17 @@ async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request) -> Result<
     let (parts, body) = request.into_parts();
     // The share is held until the prompts are admitted, in ids.
     let (bytes, _share) = read_body(&app, &parts.headers, body).await?;
-    let mut request = off_reactor(bytes.len() > TOKENISE_INLINE_BYTES_MAX, move || wire::parse(&bytes)).await?;
+    let mut request = off_reactor(bytes.len() > TOKENISE_INLINE_BYTES_MAX, move || wire::parse(&bytes, route)).await?;
     let accepted = admit(&app, &model, &mut request).await?;
     log_accepted(id, &request, &accepted.iter().map(|a| a.prompt_ids.len()).collect::<Vec<_>>());
     let choices = Choices::new(&model, accepted, &request, arrived, in_flight);
+    let prefix = match route {
+        Route::Completions => "cmpl",
+        Route::Chat => "chatcmpl",
+    };
     let header = reply::Header {
-        id: format!("cmpl-{}", id.id),
+        route,
+        id: format!("{prefix}-{}", id.id),
         created_s: unix_time_s(),
         model: model.id.as_str().into(),
         return_token_ids: request.return_token_ids,

@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 
 use crate::error::Rejection;
 use crate::sampling::SamplingParams;
-use crate::text::Tokenizer;
+use crate::server::messages::Conversation;
+use crate::text::{ChatTemplate, Tokenizer};
 
 pub struct ServedModel {
     /// The model's id in requests and answers.
     pub id: String,
     pub tokenizer: Tokenizer,
+    /// None: the chat route is refused.
+    pub chat_template: Option<ChatTemplate>,
     pub bos_id: u32,
     /// Every list of EOS ids the checkpoint has, united (B27); they leave no text.
     pub eos_ids: Vec<u32>,
@@ -48,6 +51,16 @@ impl ServedModel {
         Ok(ids)
     }
 
+    /// A conversation in ids, up to where the model is to answer: exactly one BOS in front (B87).
+    pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Rejection> {
+        let template = self.chat_template.as_ref().ok_or(Rejection::NoChatTemplate)?;
+        let mut ids = template.encode(&self.tokenizer, &conversation.messages, &conversation.variables)?;
+        if ids.first() != Some(&self.bos_id) {
+            ids.insert(0, self.bos_id);
+        }
+        Ok(ids)
+    }
+
     /// An id prompt as the engine wants it: untouched (B87), each id in range.
     pub fn narrow(&self, prompt_index: usize, ids: &[u64]) -> Result<Vec<u32>, Rejection> {
         ids.iter()
@@ -75,12 +88,17 @@ impl ServedModel {
 
     /// The answer's length: as asked if context and KV pool hold it, else a refusal with the numbers (B47, B48).
     /// Without `max_tokens`, the default cut to what fits.
-    pub fn max_tokens(&self, prompt_index: usize, prompt_tokens: usize, asked: Option<u64>) -> Result<u32, Rejection> {
+    pub fn max_tokens(
+        &self,
+        prompt_index: usize,
+        prompt_tokens: usize,
+        asked: Option<u64>,
+        default: usize,
+    ) -> Result<u32, Rejection> {
         // The last generated token is never fed back, so the pool holds one token more than its cache.
         let context_room = self.max_context.saturating_sub(prompt_tokens);
         let pool_room = (self.kv_tokens_max + 1).saturating_sub(prompt_tokens);
-        let max_tokens =
-            asked.unwrap_or_else(|| (MAX_TOKENS_DEFAULT as usize).min(context_room.min(pool_room).max(1)) as u64);
+        let max_tokens = asked.unwrap_or_else(|| default.min(context_room.min(pool_room).max(1)) as u64);
         if max_tokens > context_room as u64 {
             let context = self.max_context;
             return Err(Rejection::ContextExceeded { prompt_index, prompt_tokens, max_tokens, context });
@@ -99,9 +117,6 @@ impl ServedModel {
     }
 }
 
-/// OpenAI's default of the completions route.
-pub const MAX_TOKENS_DEFAULT: u32 = 16;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +125,7 @@ mod tests {
         ServedModel {
             id: "m".into(),
             tokenizer: Tokenizer::from_bytes(include_bytes!("../../tests/data/tokenizer.json")).unwrap(),
+            chat_template: None,
             bos_id: 2,
             eos_ids: ServedModel::unite_eos([&[1u32, 106][..], &[106, 50], &[1]]),
             refused_ids: vec![(46, "image".into())],
@@ -153,11 +169,13 @@ mod tests {
     fn the_length_rule_holds_at_its_edges() {
         // B47 with a context of 64.
         let m = model(64, 1000);
-        assert_eq!(m.max_tokens(0, 10, None), Ok(16));
-        assert_eq!(m.max_tokens(0, 63, None), Ok(1));
-        assert_eq!(m.max_tokens(0, 54, Some(10)), Ok(10));
+        assert_eq!(m.max_tokens(0, 10, None, 16), Ok(16));
+        assert_eq!(m.max_tokens(0, 63, None, 16), Ok(1));
+        // The chat route's default is what is left.
+        assert_eq!(m.max_tokens(0, 10, None, usize::MAX), Ok(54));
+        assert_eq!(m.max_tokens(0, 54, Some(10), 16), Ok(10));
         for (prompt, asked) in [(63, Some(10)), (64, None), (65, None), (55, Some(10)), (1, Some(u64::MAX))] {
-            let rejection = m.max_tokens(0, prompt, asked).unwrap_err();
+            let rejection = m.max_tokens(0, prompt, asked, 16).unwrap_err();
             assert_eq!(rejection.code(), "context_length_exceeded", "{prompt} {asked:?}");
             assert!(rejection.to_string().contains("64"), "{rejection}");
         }
@@ -167,12 +185,12 @@ mod tests {
     fn what_can_never_fit_the_pool_is_refused_with_the_numbers() {
         // B48: a pool of 32 tokens caches a prompt of 20 and 12 more; the thirteenth answer token needs no place.
         let m = model(64, 32);
-        assert_eq!(m.max_tokens(0, 20, Some(13)), Ok(13));
+        assert_eq!(m.max_tokens(0, 20, Some(13), 16), Ok(13));
         assert_eq!(
-            m.max_tokens(0, 20, Some(14)),
+            m.max_tokens(0, 20, Some(14), 16),
             Err(Rejection::PoolExceeded { prompt_index: 0, prompt_tokens: 20, max_tokens: 14, needed: 33, pool: 32 })
         );
-        assert_eq!(m.max_tokens(0, 30, None), Ok(3));
-        assert!(matches!(m.max_tokens(0, 33, None), Err(Rejection::PoolExceeded { .. })));
+        assert_eq!(m.max_tokens(0, 30, None, 16), Ok(3));
+        assert!(matches!(m.max_tokens(0, 33, None, 16), Err(Rejection::PoolExceeded { .. })));
     }
 }

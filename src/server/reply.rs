@@ -12,10 +12,12 @@ use serde::Serialize;
 
 use crate::error::Rejection;
 use crate::server::generation::{Choices, Delta, Finish};
+use crate::server::wire::Route;
 
 /// What stays the same over all objects of one answer.
 #[derive(Clone)]
 pub struct Header {
+    pub route: Route,
     pub id: String,
     pub created_s: u64,
     pub model: Arc<str>,
@@ -33,18 +35,50 @@ struct Completion<'a> {
     /// Absent, null, or the numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    /// Of a chat, whose choices have one prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
 }
 
 #[derive(Serialize)]
 struct ChoiceReply<'a> {
     index: usize,
-    text: &'a str,
+    #[serde(flatten)]
+    said: Said<'a>,
     logprobs: Option<()>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// What a choice says, in the form of its route.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Said<'a> {
+    Text(&'a str),
+    Message(Spoken<'a>),
+    Delta(Spoken<'a>),
+}
+
+#[derive(Serialize)]
+struct Spoken<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    /// Null in a whole message, absent in a delta.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<Option<()>>,
+}
+
+/// Whether an object is the whole answer, or the first or a later chunk of a choice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Whole,
+    First,
+    Later,
 }
 
 #[derive(Serialize)]
@@ -62,25 +96,53 @@ impl Usage {
 }
 
 impl Header {
-    fn object<'a>(&'a self, choices: Vec<ChoiceReply<'a>>, usage: Option<Option<Usage>>) -> Completion<'a> {
+    /// `prompt_ids` stand here on the chat route and with each choice on the other.
+    fn object<'a>(
+        &'a self,
+        part: Part,
+        choices: Vec<ChoiceReply<'a>>,
+        usage: Option<Option<Usage>>,
+        prompt_ids: &'a [u32],
+    ) -> Completion<'a> {
+        let object = match (self.route, part) {
+            (Route::Completions, _) => "text_completion",
+            (Route::Chat, Part::Whole) => "chat.completion",
+            (Route::Chat, _) => "chat.completion.chunk",
+        };
+        let shows_prompt = self.route == Route::Chat && self.return_token_ids && part != Part::Later;
         Completion {
             id: &self.id,
-            object: "text_completion",
+            object,
             created: self.created_s,
             model: &self.model,
             choices,
             usage,
+            prompt_token_ids: shows_prompt.then_some(prompt_ids),
         }
     }
 
-    fn choice<'a>(&self, delta: &'a Delta, prompt_ids: Option<&'a [u32]>) -> ChoiceReply<'a> {
+    fn choice<'a>(&self, part: Part, delta: &'a Delta, prompt_ids: &'a [u32]) -> ChoiceReply<'a> {
+        let says_something = !delta.text.is_empty();
+        let said = match (self.route, part) {
+            (Route::Completions, _) => Said::Text(&delta.text),
+            (Route::Chat, Part::Whole) => {
+                Said::Message(Spoken { role: Some("assistant"), content: Some(&delta.text), refusal: Some(None) })
+            }
+            // A delta without text has no content (B11), but for the first, where clients look for it.
+            (Route::Chat, _) => Said::Delta(Spoken {
+                role: (part == Part::First).then_some("assistant"),
+                content: (says_something || part == Part::First).then_some(&delta.text),
+                refusal: None,
+            }),
+        };
+        let shows_prompt = self.route == Route::Completions && self.return_token_ids && part != Part::Later;
         ChoiceReply {
             index: delta.index,
-            text: &delta.text,
+            said,
             logprobs: None,
             finish_reason: delta.finish.map(Finish::word),
             token_ids: self.return_token_ids.then_some(&delta.token_ids),
-            prompt_token_ids: prompt_ids.filter(|_| self.return_token_ids),
+            prompt_token_ids: shows_prompt.then_some(prompt_ids),
         }
     }
 }
@@ -96,8 +158,9 @@ pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Re
         choice.token_ids.extend(delta.token_ids);
         choice.finish = delta.finish;
     }
-    let replies = whole.iter().map(|d| header.choice(d, Some(&choices.prompt_ids()[d.index]))).collect();
-    let json = to_json(&header.object(replies, Some(Some(Usage::of(&choices)))));
+    let prompt_ids = choices.prompt_ids();
+    let replies = whole.iter().map(|d| header.choice(Part::Whole, d, &prompt_ids[d.index])).collect();
+    let json = to_json(&header.object(Part::Whole, replies, Some(Some(Usage::of(&choices))), &prompt_ids[0]));
     let head = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CONTENT_LENGTH, HeaderValue::from(json.len())),
@@ -184,15 +247,18 @@ impl Streaming {
 
     fn chunk(&mut self, delta: &Delta) -> Vec<u8> {
         let first = !std::mem::replace(&mut self.begun[delta.index], true);
-        let prompt_ids = first.then(|| self.choices.prompt_ids()[delta.index].as_slice());
+        let part = if first { Part::First } else { Part::Later };
+        let prompt_ids = self.choices.prompt_ids()[delta.index].as_slice();
         let usage = self.header.include_usage.then_some(None);
-        event_bytes(&self.header.object(vec![self.header.choice(delta, prompt_ids)], usage))
+        let choice = self.header.choice(part, delta, prompt_ids);
+        event_bytes(&self.header.object(part, vec![choice], usage, prompt_ids))
     }
 
     fn end(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if self.header.include_usage {
-            bytes = event_bytes(&self.header.object(Vec::new(), Some(Some(Usage::of(&self.choices)))));
+            bytes =
+                event_bytes(&self.header.object(Part::Later, Vec::new(), Some(Some(Usage::of(&self.choices))), &[]));
         }
         bytes.extend_from_slice(b"data: [DONE]\n\n");
         bytes
@@ -219,16 +285,26 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = json(self.status(), &self.body());
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after_s() {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if closes_connection(&self) {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
+        refusal(&self, Route::Completions)
     }
+}
+
+/// The answer to a refused request. What is wrong with a prompt is on the chat route wrong with `messages`.
+pub fn refusal(rejection: &Rejection, route: Route) -> Response {
+    let mut body = rejection.body();
+    let is_field = matches!(rejection, Rejection::UnsupportedField(_));
+    if route == Route::Chat && rejection.param() == Some("prompt") && !is_field {
+        body["error"]["param"] = "messages".into();
+    }
+    let mut response = json(rejection.status(), &body);
+    let headers = response.headers_mut();
+    if let Some(seconds) = rejection.retry_after_s() {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if closes_connection(rejection) {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// The connection is of no further use: this process goes away, or the rest of a body was not read.

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 
 use crate::error::Rejection;
 use crate::limits::REQUEST_ID_BYTES_MAX;
-use crate::server::completions::completions;
+use crate::server::completions::{chat_completions, completions};
 use crate::server::{App, health};
 
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -29,6 +29,7 @@ pub struct ClientRequestId {
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(health::models))
         .route("/health", get(health::ready))
         .route("/health/ready", get(health::ready))

@@ -1,4 +1,4 @@
-//! The completions request on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
+//! The request of either generating route on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
 //!
 //! The body is read once, without a tree in between: a prompt of a million ids goes straight into its list. A field
 //! this server does not know is refused, never ignored, so a client cannot believe that it was obeyed.
@@ -10,17 +10,27 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
+use super::messages::{self, Conversation};
 use super::sampling_fields::SamplingFields;
 use crate::error::Rejection;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 
+/// The routes that generate. They differ in how the prompt is given and in the form of the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    #[default]
+    Completions,
+    Chat,
+}
+
 /// A parsed and checked request; what depends on the model is checked later, by [`super::admission`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompletionRequest {
+    pub route: Route,
     pub model: Option<String>,
-    /// One or more.
+    /// One or more; one conversation on the chat route.
     pub prompts: Vec<Prompt>,
-    /// Absent: the default, cut to what the context holds.
+    /// Absent: the route's default, cut to what the context holds.
     pub max_tokens: Option<u64>,
     pub stream: bool,
     pub include_usage: bool,
@@ -38,11 +48,12 @@ pub enum Prompt {
     Text(String),
     /// Ids as sent; 64 bits wide, so that one out of range can be named.
     Ids(Vec<u64>),
+    Chat(Conversation),
 }
 
-/// Parses and checks a body.
-pub fn parse(body: &[u8]) -> Result<CompletionRequest, Rejection> {
-    let context = Context::default();
+/// Parses and checks a body sent to `route`.
+pub fn parse(body: &[u8], route: Route) -> Result<CompletionRequest, Rejection> {
+    let context = Context { route, ..Context::default() };
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let parsed = Body(&context).deserialize(&mut deserializer).and_then(|body| deserializer.end().map(|()| body));
     let request = parsed.map_err(|e| match (context.rejection.take(), e.classify()) {
@@ -73,6 +84,7 @@ fn check_stop(stop: &[String]) -> Result<(), Rejection> {
 /// What a serde error cannot carry: the field being read, and a refusal with its numbers.
 #[derive(Default)]
 struct Context {
+    route: Route,
     field: RefCell<String>,
     rejection: RefCell<Option<Rejection>>,
 }
@@ -103,7 +115,9 @@ impl<'de> Visitor<'de> for Body<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CompletionRequest, A::Error> {
-        let mut request = CompletionRequest::default();
+        let mut request = CompletionRequest { route: self.0.route, ..CompletionRequest::default() };
+        let mut conversation = Conversation::default();
+        let mut max_completion_tokens = None;
         let mut seen: Vec<String> = Vec::new();
         let mut stream_options = None;
         while let Some(key) = map.next_key::<String>()? {
@@ -111,9 +125,20 @@ impl<'de> Visitor<'de> for Body<'_> {
                 return Err(self.0.refuse(Rejection::DuplicateField(key)));
             }
             self.0.field.replace(key.clone());
+            let is_chat = request.route == Route::Chat;
             match key.as_str() {
                 "model" => request.model = map.next_value()?,
-                "prompt" => request.prompts = map.next_value_seed(Prompts(self.0))?,
+                "messages" if is_chat => {
+                    let value: serde_json::Value = map.next_value()?;
+                    conversation.messages = messages::read_messages(&value).map_err(|r| self.0.refuse(r))?;
+                }
+                "chat_template_kwargs" if is_chat => {
+                    if let Some(value) = map.next_value::<Option<serde_json::Value>>()? {
+                        conversation.variables = messages::read_variables(value).map_err(|r| self.0.refuse(r))?;
+                    }
+                }
+                "max_completion_tokens" if is_chat => max_completion_tokens = map.next_value::<Option<u64>>()?,
+                "prompt" if !is_chat => request.prompts = map.next_value_seed(Prompts(self.0))?,
                 "max_tokens" => {
                     request.max_tokens = map.next_value()?;
                     if request.max_tokens == Some(0) {
@@ -134,6 +159,13 @@ impl<'de> Visitor<'de> for Body<'_> {
                     let (sampling, value) = (&mut request.sampling, map.next_value()?);
                     sampling.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
+                name if is_chat && let Some((_, why)) = messages::NOT_YET.iter().find(|(field, _)| *field == name) => {
+                    let value: serde_json::Value = map.next_value()?;
+                    let says_nothing = value.is_null() || name == "response_format" && messages::is_plain_text(&value);
+                    if !says_nothing {
+                        return Err(self.0.refuse(Rejection::NotServed { param: key, why }));
+                    }
+                }
                 _ => {
                     // The value is read first, so that a body that is not JSON is called that.
                     map.next_value::<IgnoredAny>()?;
@@ -142,8 +174,29 @@ impl<'de> Visitor<'de> for Body<'_> {
             }
             seen.push(key);
         }
-        if !seen.iter().any(|key| key == "prompt") {
-            return Err(self.0.refuse(Rejection::MissingField("prompt")));
+        let given = match request.route {
+            Route::Completions => "prompt",
+            Route::Chat => "messages",
+        };
+        if !seen.iter().any(|key| key == given) {
+            return Err(self.0.refuse(Rejection::MissingField(given)));
+        }
+        if request.route == Route::Chat {
+            request.prompts = vec![Prompt::Chat(conversation)];
+        }
+        // Two names of one limit, the newer and the older.
+        if let Some(tokens) = max_completion_tokens {
+            if tokens == 0 {
+                return Err(self.0.refuse(Rejection::MaxTokensZero));
+            }
+            if request.max_tokens.is_some_and(|max_tokens| max_tokens != tokens) {
+                return Err(self.0.refuse(Rejection::OutOfRange {
+                    param: "max_completion_tokens",
+                    value: tokens.to_string(),
+                    expected: "the same as max_tokens where both are given",
+                }));
+            }
+            request.max_tokens = Some(tokens);
         }
         if let Some(options) = stream_options {
             if !request.stream {

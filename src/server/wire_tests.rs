@@ -7,11 +7,11 @@ fn text(s: &str) -> Prompt {
 }
 
 fn prompts(json: &str) -> Vec<Prompt> {
-    parse(format!(r#"{{"prompt":{json}}}"#).as_bytes()).unwrap().prompts
+    parse(format!(r#"{{"prompt":{json}}}"#).as_bytes(), Route::Completions).unwrap().prompts
 }
 
 fn refusal(json: &str) -> Rejection {
-    parse(json.as_bytes()).unwrap_err()
+    parse(json.as_bytes(), Route::Completions).unwrap_err()
 }
 
 #[test]
@@ -88,10 +88,11 @@ fn null_and_zero_mean_the_default() {
     let json = r#"{"prompt":"a","model":null,"max_tokens":null,"stream":null,"stream_options":null,"stop":null,
                    "ignore_eos":null,"temperature":null,"top_p":null,"top_k":null,"seed":null,"n":null,
                    "best_of":null,"return_token_ids":null,"user":null,"metadata":null}"#;
-    let request = parse(json.as_bytes()).unwrap();
+    let request = parse(json.as_bytes(), Route::Completions).unwrap();
     assert_eq!(request, CompletionRequest { prompts: vec![text("a")], ..Default::default() });
     for zero in ["0", "0.0", "-0.0", "0e5"] {
-        let request = parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes()).unwrap();
+        let request =
+            parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes(), Route::Completions).unwrap();
         assert_eq!(request.sampling.temperature, Some(0.0));
     }
 }
@@ -101,7 +102,7 @@ fn what_is_not_json_is_called_that() {
     for body in ["", "{", "nul", r#"{"prompt":"a"} x"#, r#"{"prompt":"\ud800"}"#, r#"{"x":[1,}"#] {
         assert!(matches!(refusal(body), Rejection::MalformedJson(_)), "{body}: {:?}", refusal(body));
     }
-    assert!(matches!(parse(b"{\"prompt\":\"\xff\"}").unwrap_err().status().as_u16(), 400));
+    assert!(matches!(parse(b"{\"prompt\":\"\xff\"}", Route::Completions).unwrap_err().status().as_u16(), 400));
     let deep = format!(r#"{{"prompt":"a","metadata":{{"x":{}}}}}"#, "[".repeat(100_000));
     assert!(matches!(refusal(&deep), Rejection::MalformedJson(_)));
 }
@@ -112,10 +113,54 @@ fn more_prompts_than_the_limit_are_refused_with_the_numbers() {
     assert!(matches!(refusal(&json), Rejection::TooManyPrompts { limit: PROMPTS_PER_REQUEST_MAX, .. }));
 }
 
+fn chat(json: &str) -> Result<CompletionRequest, Rejection> {
+    parse(json.as_bytes(), Route::Chat)
+}
+
+const HI: &str = r#""messages":[{"role":"user","content":"hi"}]"#;
+
+#[test]
+fn a_chat_request_is_one_conversation() {
+    let request = chat(&format!(
+        r#"{{{HI},"max_completion_tokens":7,"max_tokens":7,"tools":null,"response_format":{{"type":"text"}},
+            "chat_template_kwargs":{{"x":1}},"temperature":0.5,"stream":true}}"#
+    ))
+    .unwrap();
+    let [Prompt::Chat(conversation)] = &request.prompts[..] else { panic!("{:?}", request.prompts) };
+    assert_eq!((conversation.messages.len(), &conversation.variables["x"]), (1, &serde_json::json!(1)));
+    assert_eq!((request.max_tokens, request.sampling.temperature, request.stream), (Some(7), Some(0.5), true));
+    assert_eq!(chat(&format!(r#"{{{HI},"max_completion_tokens":9}}"#)).unwrap().max_tokens, Some(9));
+}
+
+#[test]
+fn fields_of_the_chat_route_are_served_or_refused_by_name() {
+    // B45, B46
+    for (fields, param) in [
+        (r#""tools":[]"#, "tools"),
+        (r#""tool_choice":"auto""#, "tool_choice"),
+        (r#""response_format":{"type":"json_object"}"#, "response_format"),
+        (r#""prompt":"a""#, "prompt"),
+        (r#""echo":true"#, "echo"),
+        (r#""max_tokens":0"#, "max_tokens"),
+        (r#""max_completion_tokens":0"#, "max_tokens"),
+        (r#""max_completion_tokens":"7""#, "max_completion_tokens"),
+        (r#""max_tokens":6,"max_completion_tokens":7"#, "max_completion_tokens"),
+        (r#""chat_template_kwargs":{"enable_thinking":true}"#, "chat_template_kwargs.enable_thinking"),
+        (r#""messages":[]"#, "messages"),
+    ] {
+        let rejection = chat(&format!("{{{HI},{fields}}}")).unwrap_err();
+        assert_eq!((rejection.param(), rejection.status().as_u16()), (Some(param), 400), "{fields}: {rejection}");
+    }
+    assert_eq!(chat(r#"{"messages":[]}"#), Err(Rejection::NoMessages));
+    assert_eq!(chat(r#"{"max_tokens":5}"#), Err(Rejection::MissingField("messages")));
+    assert_eq!(refusal(&format!(r#"{{"prompt":"a",{HI}}}"#)), Rejection::UnsupportedField("messages".into()));
+    assert_eq!(refusal(r#"{"prompt":"a","tools":[]}"#), Rejection::UnsupportedField("tools".into()));
+}
+
 proptest! {
     #[test]
     fn random_bytes_never_panic_and_are_the_clients_fault(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        if let Err(rejection) = parse(&body) {
+        if let Err(rejection) = parse(&body, Route::Completions) {
             prop_assert!(rejection.status().is_client_error());
         }
     }
@@ -131,7 +176,7 @@ proptest! {
         let i = at.index(body.len());
         body[i] = byte;
         body.truncate(1 + cut.index(body.len()));
-        if let Err(rejection) = parse(&body) {
+        if let Err(rejection) = parse(&body, Route::Completions) {
             prop_assert!(rejection.status().is_client_error());
         }
     }

@@ -35,6 +35,8 @@ pub enum Piece {
 
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// The same, but the text of a special token is text.
+    plain: tokenizers::Tokenizer,
     special_ids: HashSet<u32>,
     byte_fallback: bool,
 }
@@ -56,13 +58,32 @@ impl Tokenizer {
         inner.with_padding(None);
         let special_ids =
             inner.get_added_tokens_decoder().iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
-        Ok(Self { inner, special_ids, byte_fallback })
+        let mut plain = inner.clone();
+        plain.set_encode_special_tokens(true);
+        Ok(Self { inner, plain, special_ids, byte_fallback })
     }
 
     /// Ids of `text`, nothing added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of `text` in which nothing becomes a special token.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.plain.encode_fast(text, false).map_err(|e| TokenizerError::Encode(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The special tokens, ids ascending, with their spellings.
+    pub fn special_tokens(&self) -> Vec<(u32, String)> {
+        let mut tokens: Vec<_> = self.special_ids.iter().filter_map(|&id| Some((id, self.id_to_token(id)?))).collect();
+        tokens.sort_unstable();
+        tokens
+    }
+
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
     }
 
     /// Text of `ids` without special tokens, in one go; equal to pushing them through a [`super::Detokenizer`].

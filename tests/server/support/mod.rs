@@ -13,7 +13,7 @@ use gemma4_serve::config::{Cli, Config};
 use gemma4_serve::engine::handle;
 use gemma4_serve::sampling::SamplingParams;
 use gemma4_serve::server::{self, App, Exit, ServedModel};
-use gemma4_serve::text::Tokenizer;
+use gemma4_serve::text::{ChatTemplate, Tokenizer};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -23,6 +23,7 @@ pub use scripted::{Command, Control, Plan};
 
 pub const EOS: u32 = 1;
 pub const BOS: u32 = 2;
+pub const CHAT_TEMPLATE: &str = include_str!("../../../models/tiny/chat_template.jinja");
 
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(include_bytes!("../../data/tokenizer.json")).expect("the test tokenizer")
@@ -37,6 +38,7 @@ pub fn model(max_context: usize, kv_tokens_max: usize) -> ServedModel {
     ServedModel {
         id: "m".into(),
         tokenizer: tokenizer(),
+        chat_template: Some(ChatTemplate::new(CHAT_TEMPLATE.into(), &tokenizer(), BOS, EOS).expect("a template")),
         bos_id: BOS,
         eos_ids: vec![1, 50, 106],
         refused_ids: vec![(46, "image".into())],
