@@ -16,6 +16,9 @@ OUT = ROOT / "target" / "kernel-report"
 STREAMS_WEIGHTS = re.compile(r"g4_(gemm|logits)_")
 WIDE_LOAD = re.compile(r"\b(LDG|LDGSTS)\.[A-Z0-9.]*\b128\b")
 PRODUCT = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
+# Of a multiprocessor (CUDA C++ Programming Guide, compute capabilities): threads; registers are 65,536 on each.
+THREADS_MAX = {"80": 2048, "90a": 2048, "100": 2048, "120": 1536}
+REGISTERS, REGISTER_UNIT = 65536, 256
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Built:
     shared: int = 0
     stack: int = 0
     spills: int = 0
+    wide_loads: int = 0
+    products: int = 0
     faults: list = field(default_factory=list)
 
 
@@ -75,8 +80,28 @@ def parse_sass(text):
     return dict(zip(parts[1::2], parts[2::2]))
 
 
+def threads_of_a_block():
+    """Kernel -> threads, from the name table."""
+    header = (ROOT / "csrc" / "gemma4_kernels.h").read_text()
+    return {name: int(threads) for name, threads in re.findall(r"X\((g4_\w+), \w+, (\d+)\)", header)}
+
+
+def occupancy(registers, threads, arch):
+    """Percent of a multiprocessor's threads that fit by registers; dynamic shared memory may allow fewer."""
+    most = THREADS_MAX.get(arch)
+    if not most or not threads or not registers:
+        return None
+    a_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    # Warps are dealt to four schedulers, each with a quarter of the registers.
+    warps = 4 * (REGISTERS // 4 // a_warp)
+    blocks = min(warps // (threads // 32), most // threads)
+    return 100 * blocks * threads // most
+
+
 def judge(built, sass):
-    """Every reason why one kernel must not ship."""
+    """Counts in the machine code, and every reason why one kernel must not ship."""
+    code = sass.get(built.kernel, "")
+    built.wide_loads, built.products = len(WIDE_LOAD.findall(code)), len(PRODUCT.findall(code))
     if built.spills:
         built.faults.append(f"{built.spills} bytes of spills")
     if built.stack:
@@ -84,10 +109,9 @@ def judge(built, sass):
     if not built.registers:
         built.faults.append("ptxas says nothing of it")
     if STREAMS_WEIGHTS.match(built.kernel):
-        code = sass.get(built.kernel, "")
-        if not WIDE_LOAD.search(code):
+        if not built.wide_loads:
             built.faults.append("no 16-byte global load")
-        if not PRODUCT.search(code):
+        if not built.products:
             built.faults.append("no tensor-core product")
 
 
@@ -99,10 +123,8 @@ def compile_kernel(source, arch, flags):
     if ran.returncode:
         return [Built(source.stem, arch, faults=[f"does not compile:\n{said}"])]
     kernels = parse_ptxas(said, arch)
-    sass = {}
-    if any(STREAMS_WEIGHTS.match(k.kernel) for k in kernels):
-        dump = subprocess.run([tool("cuobjdump"), "-sass", str(target)], capture_output=True, text=True, check=True)
-        sass = parse_sass(dump.stdout)
+    dump = subprocess.run([tool("cuobjdump"), "-sass", str(target)], capture_output=True, text=True, check=True)
+    sass = parse_sass(dump.stdout)
     for kernel in kernels:
         judge(kernel, sass)
     warnings = [line for line in said.splitlines() if "warning" in line.lower()]
@@ -126,6 +148,9 @@ def self_test():
     good = "LDG.E.128.CONSTANT R1, [R2] ;\n HMMA.16816.F32.BF16 R1 ;"
     clean = verdict(0, 0, good)
     assert not clean.faults and (clean.registers, clean.shared) == (107, 16), clean
+    assert (clean.wide_loads, clean.products) == (1, 1), clean
+    # 107 registers are 3,584 a warp: four warps a scheduler, two blocks of 256.
+    assert [occupancy(r, 256, "90a") for r in (107, 32, 255)] == [25, 100, 12], occupancy(107, 256, "90a")
     narrow, scalar = good.replace("128", "64"), good.replace("HMMA", "FFMA")
     for planted in ((8, 0, good), (0, 4, good), (0, 0, narrow), (0, 0, scalar)):
         assert len(verdict(*planted).faults) == 1, planted
@@ -147,14 +172,21 @@ def main():
     table = {}
     for kernel in built:
         table.setdefault(kernel.kernel, {})[kernel.arch] = kernel
-    print("registers (static shared bytes), flags " + " ".join(flags))
-    print(f"{'kernel':<28}" + "".join(f"{'sm_' + arch:>16}" for arch in arguments.archs))
+    threads = threads_of_a_block()
+    print("flags " + " ".join(flags))
+    print("registers (static shared bytes), percent of the threads that fit by registers, 16-byte global loads, products")
+    print(f"{'kernel':<28}" + "".join(f"{'sm_' + arch:>22}" for arch in arguments.archs))
     for name, by_arch in table.items():
         cells = []
         for arch in arguments.archs:
             k = by_arch.get(arch)
-            cells.append("-" if not k or not k.registers else f"{k.registers}" + (f" ({k.shared})" if k.shared else ""))
-        print(f"{name:<28}" + "".join(f"{cell:>16}" for cell in cells))
+            if not k or not k.registers:
+                cells.append("-")
+                continue
+            share = occupancy(k.registers, threads.get(name), arch)
+            registers = f"{k.registers}" + (f"({k.shared})" if k.shared else "")
+            cells.append(f"{registers:>7} {'?' if share is None else share:>3} % {k.wide_loads:>3} {k.products:>3}")
+        print(f"{name:<28}" + "".join(f"{cell:>22}" for cell in cells))
     faulted = [k for k in built if k.faults]
     for kernel in faulted:
         for fault in kernel.faults:

@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import Gemma4ForConditionalGeneration
 
+import chat
 import data
 import english
+import model
 import tokenizer as tok
 
 
@@ -29,6 +31,7 @@ def main():
     a.add_argument("--wordnet", type=Path, default="/usr/share/wordnet")
     args = a.parse_args()
     torch.set_num_threads(1)
+    chat.use_form_of(model.load(args.folder)[0])
     source, tokenizer = data.Source(english.sentences(args.wordnet)), tok.load(args.folder)
     rng = random.Random("against hf")
     samples = [source.sample(rng, family, out=True) for family in args.families]

@@ -5,8 +5,34 @@ wrote; check.py holds it equal to the template, and both equal to the grammar's 
 are those of the OpenAI chat API, except that a call's arguments are an object.
 """
 
+import re
+from pathlib import Path
+
 QUOTE = '<|"|>'
+# Closes the thought of an answer without one. The large models' form; that of E2B and E4B has nothing there.
 NO_THOUGHT = "<|channel>thought\n<channel|>"
+
+
+def use_form_of(shape):
+    """Sets the form for a model's kind, for everything rendered from here on."""
+    global NO_THOUGHT
+    NO_THOUGHT = "" if shape.ple else "<|channel>thought\n<channel|>"
+
+
+def template():
+    """The template's text, in the form set."""
+    text = Path(__file__).with_name("chat_template.jinja").read_text()
+    if NO_THOUGHT:
+        return text
+    text, count = re.subn(r" ~ \('' if thinking else '<\|channel>thought\\n<channel\|>'\)", "", text)
+    assert count == 1, "the template's generation prompt is not where it was"
+    return text.replace(LARGE_FORM, SMALL_FORM)
+
+
+LARGE_FORM = """in the form of its large models: with thinking off, the generation prompt closes an
+    empty thought channel. Takes"""
+SMALL_FORM = """in the form of E2B and E4B: with thinking off, the generation prompt opens no channel.
+    Takes"""
 
 
 def value(v):

@@ -3,6 +3,7 @@
 Each is a fact; after it has held, a mistake is planted and the check must see it."""
 
 import argparse
+import dataclasses
 import random
 import re
 import tempfile
@@ -80,8 +81,7 @@ def template():
         raise jinja2.TemplateError(why)
 
     env.globals["raise_exception"] = refuse
-    text = Path(__file__).with_name("chat_template.jinja").read_text()
-    compiled = env.from_string(text)
+    compiled = env.from_string(chat.template())
 
     def render(messages, tools, thinking):
         return compiled.render(messages=messages, tools=tools, enable_thinking=thinking, add_generation_prompt=True)
@@ -97,6 +97,19 @@ def grammar_is_rendered_to_the_letter(source, tokenizer):
             ("template", render(messages, tools, thinking)),
         ):
             assert found == text, f"{name}:\n{found!r}\nexpected\n{text!r}"
+
+
+def the_form_of_e2b_opens_no_channel(source, tokenizer):
+    chat.use_form_of(model.KINDS["tiny-ple"])
+    try:
+        render = template()
+        for messages, tools, thinking, text in GRAMMAR:
+            expected = text.removesuffix("<|channel>thought\n<channel|>")
+            for found in (chat.render(messages, tools, thinking), render(messages, tools, thinking)):
+                assert found == expected, f"{found!r}\nexpected\n{expected!r}"
+        assert "E2B" in chat.template()
+    finally:
+        chat.use_form_of(model.KINDS["tiny"])
 
 
 def values_of_every_type_are_rendered_alike(source, tokenizer):
@@ -208,11 +221,16 @@ def answers_are_right(source, tokenizer):
     assert seen > 500
 
 
-def the_tower_is_that_of_transformers(source, tokenizer):
+def the_towers_are_those_of_transformers(source, tokenizer):
     """Logits and gradients against Gemma4ForConditionalGeneration, and packed documents against each alone."""
+    for shape in model.KINDS.values():
+        # Scales that bf16 holds: transformers in f32 does not round them.
+        tower_is_that_of_transformers(dataclasses.replace(shape, vocab=512, hidden=64, ple=min(shape.ple, 16)))
+
+
+def tower_is_that_of_transformers(shape):
     from transformers import Gemma4ForConditionalGeneration
 
-    shape = model.Shape(vocab=512, hidden=64, intermediate=96)
     params = model.init(shape, 3)
     g = torch.Generator().manual_seed(4)
     for p in params.values():  # norms and scalars off their start, so that each of them shows
@@ -249,11 +267,12 @@ def the_tower_is_that_of_transformers(source, tokenizer):
 
 
 def the_checkpoint_fits(source, tokenizer):
-    count = sum(torch.Size(s).numel() for s in model.parameter_shapes(model.Shape()).values())
-    with tempfile.TemporaryDirectory() as folder:
-        tok.save(tokenizer, folder)
-        rest = sum(f.stat().st_size for f in Path(folder).iterdir())
-    assert 2 * count + rest < 7.9e6, f"{2 * count + rest} bytes"
+    for kind, shape in model.KINDS.items():
+        count = sum(torch.Size(s).numel() for s in model.parameter_shapes(shape).values())
+        with tempfile.TemporaryDirectory() as folder:
+            tok.save(tokenizer, folder)
+            rest = sum(f.stat().st_size for f in Path(folder).iterdir())
+        assert 2 * count + rest < 7.9e6, f"{kind}: {2 * count + rest} bytes"
 
 
 def muon_makes_its_update_nearly_orthogonal(source, tokenizer):
@@ -296,6 +315,7 @@ def one_off(family):
 # Every check, and a mistake that it must see.
 CHECKS = {
     grammar_is_rendered_to_the_letter: told_to(chat, "NO_THOUGHT", lambda t: t.replace("\n", "")),
+    the_form_of_e2b_opens_no_channel: told_to(chat, "use_form_of", lambda f: lambda shape: None),
     values_of_every_type_are_rendered_alike: told_to(chat, "QUOTE", lambda q: '"'),
     the_template_renders_every_training_prompt: told_to(chat, "declaration", lambda f: lambda t: f(t) + "\n"),
     text_comes_back_from_the_tokenizer: other_tokenizer(lambda t: setattr(t, "decoder", decoders.Fuse())),
@@ -308,7 +328,7 @@ CHECKS = {
     answers_are_right: told_to(data, "FAMILIES", lambda f: f | {"arithmetic": one_off(f["arithmetic"])}),
     the_checkpoint_fits: told_to(model, "parameter_shapes", lambda f: lambda s: f(s) | {"more": (2000, 1100)}),
     muon_makes_its_update_nearly_orthogonal: told_to(train, "orthogonal", lambda f: lambda g: g / g.norm()),
-    the_tower_is_that_of_transformers: told_to(
+    the_towers_are_those_of_transformers: told_to(
         model, "rms", lambda f: lambda x, w=None: f(x, None if w is None else 1 + w)),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import chat
 import data
 import english
 import model
@@ -85,6 +86,7 @@ def main():
     a.add_argument("--wrong", type=int, default=0, help="show this many wrong samples of a family")
     args = a.parse_args()
     shape, params = model.load(args.folder)
+    chat.use_form_of(shape)
     source = data.Source(english.sentences(args.wordnet))
     tokenizer = tok.load(args.folder)
     print(table(scores(shape, params, source, tokenizer, args.count)))

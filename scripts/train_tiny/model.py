@@ -1,8 +1,10 @@
-"""The dense Gemma 4 text tower, lean enough to train on two CPU cores, and its export in the published form.
+"""The Gemma 4 text towers, lean enough to train on two CPU cores, and their export in the published form.
 
-The mathematics is that of transformers' Gemma4ForConditionalGeneration with K = V on global layers, in f32: check.py
-holds the two against each other. What is leaner: no modules, no cache, no casts, sliding layers look at two blocks of
-W keys instead of all, and the head runs only where there is a loss.
+Three kinds: dense with K = V on global layers (31B), the same with a mixture of experts beside the MLP (26B-A4B), and
+per-layer embeddings with a tail of layers that read the K and V of others (E2B). The mathematics is that of
+transformers' Gemma4ForConditionalGeneration in f32: check.py holds the two against each other. What is leaner: no
+modules, no cache, no casts, sliding layers look at two blocks of W keys instead of all, the head runs only where there
+is a loss, and every expert runs on every token, which at this size costs less than choosing.
 
 Parameters live in one dict under the published names, so the export is a cast and a save. Shapes: T tokens in B rows,
 H hidden, D head dim, Q query heads over one key head, V vocabulary.
@@ -40,6 +42,24 @@ class Shape:
     heads: int = 2
     window: int = 64
     positions: int = 4096
+    # V of a global layer is its K.
+    k_eq_v: bool = True
+    # Layers at the end that have no K and V of their own; their MLP is twice as wide.
+    shared: int = 0
+    # Width of a layer's own embedding; 0: none.
+    ple: int = 0
+    # Of a mixture of experts beside the MLP: how many, how many a token goes to, and their width. 0: none.
+    experts: int = 0
+    chosen: int = 0
+    expert_width: int = 0
+
+    def donor(self, i):
+        """The layer whose K and V layer i attends to: itself, or the last of its kind that has them."""
+        first = len(self.layers) - self.shared
+        return i if i < first else max(j for j in range(first) if self.layers[j] == self.layers[i])
+
+    def width(self, i):
+        return self.intermediate * (2 if self.donor(i) != i else 1)
 
     @property
     def embed_scale(self):
@@ -47,24 +67,51 @@ class Shape:
         return float(torch.tensor(math.sqrt(self.hidden)).bfloat16())
 
 
+# What can be trained, by the name of the folder below models/.
+KINDS = {
+    "tiny": Shape(),
+    "tiny-moe": Shape(intermediate=192, experts=16, chosen=4, expert_width=32),
+    "tiny-ple": Shape(intermediate=256, layers=(SLIDING, SLIDING, GLOBAL, SLIDING, GLOBAL, SLIDING, SLIDING, GLOBAL),
+                      k_eq_v=False, shared=3, ple=32),
+}  # fmt: skip
+
+
 def parameter_shapes(s):
     """Name (without PREFIX) -> shape, in the published order of a layer."""
     shapes = {"embed_tokens.weight": (s.vocab, s.hidden)}
+    if s.ple:
+        shapes["embed_tokens_per_layer.weight"] = (s.vocab, len(s.layers) * s.ple)
+        shapes["per_layer_model_projection.weight"] = (len(s.layers) * s.ple, s.hidden)
+        shapes["per_layer_projection_norm.weight"] = (s.ple,)
     for i, kind in enumerate(s.layers):
         p, d = f"layers.{i}.", HEAD_DIM[kind]
         for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             shapes[f"{p}{norm}_layernorm.weight"] = (s.hidden,)
         shapes[f"{p}layer_scalar"] = (1,)
         shapes[f"{p}self_attn.q_proj.weight"] = (s.heads * d, s.hidden)
-        shapes[f"{p}self_attn.k_proj.weight"] = (d, s.hidden)
-        if kind == SLIDING:
-            shapes[f"{p}self_attn.v_proj.weight"] = (d, s.hidden)
+        if s.donor(i) == i:
+            shapes[f"{p}self_attn.k_proj.weight"] = (d, s.hidden)
+            if kind == SLIDING or not s.k_eq_v:
+                shapes[f"{p}self_attn.v_proj.weight"] = (d, s.hidden)
         shapes[f"{p}self_attn.o_proj.weight"] = (s.hidden, s.heads * d)
         shapes[f"{p}self_attn.q_norm.weight"] = (d,)
-        shapes[f"{p}self_attn.k_norm.weight"] = (d,)
-        shapes[f"{p}mlp.gate_proj.weight"] = (s.intermediate, s.hidden)
-        shapes[f"{p}mlp.up_proj.weight"] = (s.intermediate, s.hidden)
-        shapes[f"{p}mlp.down_proj.weight"] = (s.hidden, s.intermediate)
+        if s.donor(i) == i:
+            shapes[f"{p}self_attn.k_norm.weight"] = (d,)
+        shapes[f"{p}mlp.gate_proj.weight"] = (s.width(i), s.hidden)
+        shapes[f"{p}mlp.up_proj.weight"] = (s.width(i), s.hidden)
+        shapes[f"{p}mlp.down_proj.weight"] = (s.hidden, s.width(i))
+        if s.experts:
+            shapes[f"{p}router.proj.weight"] = (s.experts, s.hidden)
+            shapes[f"{p}router.scale"] = (s.hidden,)
+            shapes[f"{p}router.per_expert_scale"] = (s.experts,)
+            shapes[f"{p}experts.gate_up_proj"] = (s.experts, 2 * s.expert_width, s.hidden)
+            shapes[f"{p}experts.down_proj"] = (s.experts, s.hidden, s.expert_width)
+            for norm in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
+                shapes[f"{p}{norm}.weight"] = (s.hidden,)
+        if s.ple:
+            shapes[f"{p}per_layer_input_gate.weight"] = (s.ple, s.hidden)
+            shapes[f"{p}per_layer_projection.weight"] = (s.hidden, s.ple)
+            shapes[f"{p}post_per_layer_input_norm.weight"] = (s.hidden,)
     shapes["norm.weight"] = (s.hidden,)
     return shapes
 
@@ -74,10 +121,13 @@ def init(s, seed):
     g = torch.Generator().manual_seed(seed)
     params = {}
     for name, shape in parameter_shapes(s).items():
-        if "embed_tokens" in name:
+        if "embed_tokens_per_layer" in name:
+            # Scaled by sqrt(its width), as large as the normed projection it is added to.
+            p = torch.randn(shape, generator=g) / math.sqrt(s.ple)
+        elif "embed_tokens" in name:
             # Scaled by sqrt(H) this is a stream of unit size, and as the head it gives logits of unit size.
             p = torch.randn(shape, generator=g) / math.sqrt(s.hidden)
-        elif "_norm.weight" in name:
+        elif "self_attn" in name and "_norm.weight" in name:
             # q.k of two unit-size heads deviates by sqrt(D); the attention scale is 1, so the norms bring that to 1.
             p = torch.full(shape, shape[0] ** -0.25)
         elif "post_" in name:
@@ -85,7 +135,7 @@ def init(s, seed):
         elif len(shape) == 1:
             p = torch.ones(shape)
         else:
-            p = torch.randn(shape, generator=g) / math.sqrt(shape[1])
+            p = torch.randn(shape, generator=g) / math.sqrt(shape[-1])
         params[name] = p
     return params
 
@@ -190,37 +240,73 @@ def masks(s, document):
     }
 
 
+def experts(s, p, r, m):
+    """The mixture beside the MLP: r [B, T, H] before any norm -> [B, T, H]."""
+    scores = F.linear(rms(r) * p["router.scale"] * s.hidden**-0.5, p["router.proj.weight"])
+    probability = torch.softmax(scores, -1)
+    top = probability.topk(s.chosen, -1)
+    w = top.values / top.values.sum(-1, keepdim=True) * p["router.per_expert_scale"][top.indices]
+    weights = torch.zeros_like(probability).scatter(-1, top.indices, w)
+    # Switch's balance: least, 1, where every expert is chosen as often and as gladly.
+    share = torch.zeros_like(probability).scatter(-1, top.indices, 1.0).mean((0, 1)) / s.chosen
+    m.setdefault("balance", []).append(s.experts * (share * probability.mean((0, 1))).sum())
+    e = rms(r, p["pre_feedforward_layernorm_2.weight"])
+    gate, up = F.linear(e, p["experts.gate_up_proj"].flatten(0, 1)).unflatten(-1, (s.experts, -1)).chunk(2, -1)
+    h = F.gelu(gate, approximate="tanh") * up * weights[..., None]
+    # Weighted before the down projection, which is linear.
+    return F.linear(h.flatten(-2), p["experts.down_proj"].transpose(0, 1).flatten(1))
+
+
 def layer(s, params, i, x, m):
-    kind, p = s.layers[i], {n: params[f"layers.{i}.{n}"] for n in layer_names(s.layers[i])}
+    kind, prefix = s.layers[i], f"layers.{i}."
+    p = {n.removeprefix(prefix): params[n] for n in m["names"][i]}
     b, t, _ = x.shape
     d, (cos, sin) = HEAD_DIM[kind], m["rope"][kind]
     a = rms(x, p["input_layernorm.weight"])
     q = F.linear(a, p["self_attn.q_proj.weight"]).view(b, t, s.heads, d)
-    k0 = F.linear(a, p["self_attn.k_proj.weight"]).view(b, t, 1, d)
-    v0 = F.linear(a, p["self_attn.v_proj.weight"]).view(b, t, 1, d) if kind == SLIDING else k0
     q = Rotate.apply(rms(q, p["self_attn.q_norm.weight"]), cos, sin)
-    k = Rotate.apply(rms(k0, p["self_attn.k_norm.weight"]), cos, sin).view(b, t, d)
-    v = rms(v0).view(b, t, d)
+    if s.donor(i) == i:
+        k0 = F.linear(a, p["self_attn.k_proj.weight"]).view(b, t, 1, d)
+        has_v = "self_attn.v_proj.weight" in p
+        v0 = F.linear(a, p["self_attn.v_proj.weight"]).view(b, t, 1, d) if has_v else k0
+        k = Rotate.apply(rms(k0, p["self_attn.k_norm.weight"]), cos, sin).view(b, t, d)
+        v = rms(v0).view(b, t, d)
+        if kind == SLIDING:
+            k, v = blocks(k, s.window), blocks(v, s.window)
+        m["kv"][i] = k, v
+    k, v = m["kv"][s.donor(i)]
     if kind == SLIDING:
-        q, k, v = q.view(b * t // s.window, s.window, s.heads, d), blocks(k, s.window), blocks(v, s.window)
+        q = q.view(b * t // s.window, s.window, s.heads, d)
     o = attend(q, k, v, m[kind]).view(b, t, s.heads * d)
     x = x + rms(F.linear(o, p["self_attn.o_proj.weight"]), p["post_attention_layernorm.weight"])
     z = rms(x, p["pre_feedforward_layernorm.weight"])
     h = F.gelu(F.linear(z, p["mlp.gate_proj.weight"]), approximate="tanh") * F.linear(z, p["mlp.up_proj.weight"])
-    x = x + rms(F.linear(h, p["mlp.down_proj.weight"]), p["post_feedforward_layernorm.weight"])
+    y = F.linear(h, p["mlp.down_proj.weight"])
+    if s.experts:
+        y = rms(y, p["post_feedforward_layernorm_1.weight"])
+        y = y + rms(experts(s, p, x, m), p["post_feedforward_layernorm_2.weight"])
+    x = x + rms(y, p["post_feedforward_layernorm.weight"])
+    if s.ple:
+        g = F.gelu(F.linear(x, p["per_layer_input_gate.weight"]), approximate="tanh") * m["ple"][:, :, i]
+        x = x + rms(F.linear(g, p["per_layer_projection.weight"]), p["post_per_layer_input_norm.weight"])
     return x * p["layer_scalar"]
 
 
-def layer_names(kind):
-    names = [f"{n}_layernorm.weight" for n in ("input", "post_attention", "pre_feedforward", "post_feedforward")]
-    names += ["layer_scalar", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"]
-    attention = ["q_proj", "k_proj", "o_proj", "q_norm", "k_norm"] + (["v_proj"] if kind == SLIDING else [])
-    return names + [f"self_attn.{n}.weight" for n in attention]
+def per_layer_inputs(s, params, ids, x):
+    """[B, T, layers, s.ple] from the ids and their scaled embeddings."""
+    tok = F.embedding(ids, params["embed_tokens_per_layer.weight"]) * float(torch.tensor(math.sqrt(s.ple)).bfloat16())
+    ctx = F.linear(x, params["per_layer_model_projection.weight"]) * s.hidden**-0.5
+    shape = (*ids.shape, len(s.layers), s.ple)
+    return (rms(ctx.view(shape), params["per_layer_projection_norm.weight"]) + tok.view(shape)) * 0.5**0.5
 
 
 def states(s, params, ids, m):
-    """ids [B, T] -> the state after the final norm [B, T, H]."""
+    """ids [B, T] -> the state after the final norm [B, T, H]. `m` is that of [`masks`], of this call alone."""
     x = F.embedding(ids, params["embed_tokens.weight"]) * s.embed_scale
+    m["kv"] = {}
+    m["names"] = [[n for n in params if n.startswith(f"layers.{i}.")] for i in range(len(s.layers))]
+    if s.ple:
+        m["ple"] = per_layer_inputs(s, params, ids, x)
     for i in range(len(s.layers)):
         x = layer(s, params, i, x, m)
     return rms(x, params["norm.weight"])
@@ -232,17 +318,19 @@ def head(params, n):
 
 
 def config(s):
-    """config.json as published (31B kind)."""
+    """config.json as published (31B, 26B-A4B or E2B kind)."""
     text = dict(
-        attention_bias=False, attention_dropout=0.0, attention_k_eq_v=True, bos_token_id=2, dtype="bfloat16",
-        enable_moe_block=False, eos_token_id=1, final_logit_softcapping=SOFTCAP, global_head_dim=HEAD_DIM[GLOBAL],
-        head_dim=HEAD_DIM[SLIDING], hidden_activation="gelu_pytorch_tanh", hidden_size=s.hidden,
-        hidden_size_per_layer_input=0, initializer_range=0.02, intermediate_size=s.intermediate,
+        attention_bias=False, attention_dropout=0.0, attention_k_eq_v=s.k_eq_v, bos_token_id=2, dtype="bfloat16",
+        enable_moe_block=bool(s.experts), eos_token_id=1, final_logit_softcapping=SOFTCAP,
+        global_head_dim=HEAD_DIM[GLOBAL], head_dim=HEAD_DIM[SLIDING], hidden_activation="gelu_pytorch_tanh",
+        hidden_size=s.hidden, hidden_size_per_layer_input=s.ple, initializer_range=0.02, intermediate_size=s.intermediate,
         layer_types=list(s.layers), max_position_embeddings=s.positions, model_type="gemma4_text",
-        moe_intermediate_size=None, num_attention_heads=s.heads, num_experts=None, num_global_key_value_heads=1,
-        num_hidden_layers=len(s.layers), num_key_value_heads=1, num_kv_shared_layers=0, pad_token_id=0,
-        rms_norm_eps=EPS, rope_parameters=ROPE, sliding_window=s.window, tie_word_embeddings=True, top_k_experts=None,
-        use_bidirectional_attention="vision", use_cache=True, use_double_wide_mlp=False, vocab_size=s.vocab,
+        moe_intermediate_size=s.expert_width or None, num_attention_heads=s.heads, num_experts=s.experts or None,
+        num_global_key_value_heads=1 if s.k_eq_v else None, num_hidden_layers=len(s.layers), num_key_value_heads=1,
+        num_kv_shared_layers=s.shared, pad_token_id=0, rms_norm_eps=EPS, rope_parameters=ROPE,
+        sliding_window=s.window, tie_word_embeddings=True, top_k_experts=s.chosen or None,
+        use_bidirectional_attention=None if s.ple else "vision", use_cache=True, use_double_wide_mlp=s.shared > 0,
+        vocab_size=s.vocab,
         vocab_size_per_layer_input=s.vocab,
     )  # fmt: skip
     # The real modality ids: they lie outside this vocabulary, so no prompt can hold one.
@@ -275,5 +363,7 @@ def load(folder):
     folder = Path(folder)
     t = json.loads((folder / "config.json").read_text())["text_config"]
     s = Shape(t["vocab_size"], t["hidden_size"], t["intermediate_size"], tuple(t["layer_types"]),
-              t["num_attention_heads"], t["sliding_window"], t["max_position_embeddings"])  # fmt: skip
+              t["num_attention_heads"], t["sliding_window"], t["max_position_embeddings"], t["attention_k_eq_v"],
+              t["num_kv_shared_layers"], t["hidden_size_per_layer_input"], t["num_experts"] or 0,
+              t["top_k_experts"] or 0, t["moe_intermediate_size"] or 0)  # fmt: skip
     return s, {n.removeprefix(PREFIX): p.float() for n, p in load_file(folder / "model.safetensors").items()}

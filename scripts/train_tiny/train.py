@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import chat
 import data
 import english
 import evaluate
@@ -26,27 +27,29 @@ import tokenizer as tok
 MUON_RATE, ADAM_RATE, MOMENTUM, DECAY = 0.02, 0.002, 0.95, 0.02
 WARMUP, FLAT_UNTIL = 0.01, 0.4  # shares of all steps; from FLAT_UNTIL the rate falls linearly to 0
 GROWN = 0.4  # from this share of the steps the tasks have their full length
+BALANCE = 0.01  # weight of the experts' balance
 SAVE_EVERY, EVALUATE_EVERY, REPORT_EVERY = 50, 500, 10
 
 
 def orthogonal(g, rounds=5):
     """Newton-Schulz towards the nearest semi-orthogonal matrix (Muon, Jordan 2024: the quintic's coefficients)."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = g / (g.norm() + 1e-7)
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
+    # Of a stack of matrices, each.
+    x = g / (torch.linalg.matrix_norm(g, keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
     for _ in range(rounds):
-        s = x @ x.T
+        s = x @ x.mT
         x = a * x + (b * s + c * s @ s) @ x
-    return x.T if tall else x
+    return x.mT if tall else x
 
 
 class Optimizer:
-    """Muon for the matrices of the layers, Adam for the embedding and for every vector."""
+    """Muon for the matrices of the layers, Adam for embeddings, routers and every vector."""
 
     def __init__(self, params):
         self.params = params
-        self.matrices = [n for n, p in params.items() if p.ndim == 2 and "embed" not in n]
+        self.matrices = [n for n, p in params.items() if p.ndim >= 2 and "embed" not in n and "router" not in n]
         self.rest = [n for n in params if n not in set(self.matrices)]
         self.first = {n: torch.zeros_like(p) for n, p in params.items()}
         self.second = {n: torch.zeros_like(params[n]) for n in self.rest}
@@ -60,7 +63,7 @@ class Optimizer:
             m.lerp_(p.grad, 1 - MOMENTUM)
             update = orthogonal(p.grad.lerp(m, MOMENTUM))
             p.mul_(1 - rate * MUON_RATE * DECAY)
-            p.add_(update, alpha=-rate * MUON_RATE * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+            p.add_(update, alpha=-rate * MUON_RATE * max(1, p.shape[-2] / p.shape[-1]) ** 0.5)
         b1, b2 = 0.9, 0.98
         for n in self.rest:
             p, m, v = self.params[n], self.first[n], self.second[n]
@@ -90,18 +93,23 @@ def level_at(step, steps):
 def loss_of(shape, params, batch):
     """(loss to minimise, mean loss of what the model is to write)."""
     ids, documents, targets, weights = batch
-    n = model.states(shape, params, ids, model.masks(shape, documents))
+    m = model.masks(shape, documents)
+    n = model.states(shape, params, ids, m)
     used = weights > 0
     each = F.cross_entropy(model.head(params, n[used]), targets[used], reduction="none")
     w = weights[used]
     written = w == 1
-    return (each * w).sum() / w.sum(), each[written].mean().item()
+    loss = (each * w).sum() / w.sum()
+    if "balance" in m:
+        loss = loss + BALANCE * sum(m["balance"]) / len(m["balance"])
+    return loss, each[written].mean().item()
 
 
 def the_tokenizer(folder, source):
     if not (folder / "tokenizer.json").exists():
         control = re.compile("|".join(map(re.escape, tok.CONTROL.values())))
-        tok.save(tok.build([p for text in data.corpus(source) for p in control.split(text)], model.Shape.vocab), folder)
+        texts = [p for text in data.corpus(source) for p in control.split(text)]
+        tok.save(tok.build(texts, model.Shape().vocab), folder)
     return tok.load(folder)
 
 
@@ -140,7 +148,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     source = data.Source(english.sentences(args.wordnet))
     tokenizer = the_tokenizer(args.state, source)
-    shape = model.Shape()
+    shape = model.KINDS[args.kind]
+    chat.use_form_of(shape)
     if args.measure:
         return measure(args, shape, source, tokenizer)
 
@@ -187,7 +196,7 @@ def main():
     model.export(shape, params, args.out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(args.state / name, args.out / name)
-    shutil.copy(Path(__file__).with_name("chat_template.jinja"), args.out)
+    (args.out / "chat_template.jinja").write_text(chat.template())
     if not args.evaluate:
         return
     shape, rounded = model.load(args.out)
@@ -199,6 +208,7 @@ def arguments():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--state", type=Path, required=True, help="folder of the resumable state, outside the tree")
     a.add_argument("--out", type=Path, help="folder the checkpoint is written to")
+    a.add_argument("--kind", choices=model.KINDS, default="tiny")
     a.add_argument("--wordnet", type=Path, default="/usr/share/wordnet", help="data files of wordnet-base")
     a.add_argument("--steps", type=int, default=4200)
     a.add_argument("--stop-after", type=int, help="end, and export, after this step of the schedule")
