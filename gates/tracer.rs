@@ -303,7 +303,7 @@ fn a_wait_parks_past_its_bound(gate: &mut Gate, world: &World) {
             soft::release();
         });
         let (before, started) = (queries(), Instant::now());
-        let how = runner.collect(&flight, |_, _| {}).expect("a collection");
+        let how = runner.collect(&flight, &mut Vec::new()).expect("a collection");
         let (asked, waited) = (queries() - before, started.elapsed());
         release.join().expect("it only sleeps");
         // 200 us hold at most some thousand questions; 300 ms would hold a hundred times as many.

@@ -28,7 +28,7 @@ CONTEXTS = [100, 10_000, 100_000]
 STEPS = 64
 NATIVE_STEPS = 2000
 # Bounds of a regular step in the profile that is checked.
-PER_ROW_MAX = 110
+PER_ROW_MAX = 40
 CONTEXT_GROWTH_MAX = 0.005
 TOLERANCE = 0.02
 

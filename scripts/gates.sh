@@ -81,7 +81,7 @@ command_of() { # NAME; sets run
     step_cost)
       # Without GPU kernels and profiler ranges, so that the count is the same whatever toolkit is here.
       GEMMA4_NVCC=off cargo build --quiet --features planted-mistakes
-      run=(scripts/bench_step.py check bench/results/2026-11-29-cpu2/step_cost.json target/debug/gemma4-serve)
+      run=(scripts/bench_step.py check bench/results/2026-11-30-cpu2/step_cost.json target/debug/gemma4-serve)
       ;;
     clients)
       cargo build --quiet --features planted-mistakes

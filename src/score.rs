@@ -133,7 +133,7 @@ fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -
             PromptChunk { slot: 0, start: index * chunk, tokens, pages: None, last: None, sampling: None },
             Vec::new(),
         )?;
-        runner.collect(&flight, |_, _| {})?;
+        runner.collect(&flight, &mut Vec::new())?;
         let mut first = 0;
         while first < tokens.len() {
             let count = (tokens.len() - first).min(ROWS_MAX);
@@ -156,7 +156,7 @@ fn decode(runner: &mut Runner, ids: &[u32], graphs: bool, scores: &mut Scores) -
         runner.set_slot(0, state)?;
         let owner = RowOwner { slot: 0, generation, id: RequestId(0) };
         let (flight, _) = runner.launch_decode(0, vec![owner])?;
-        runner.collect(&flight, |_, _| {})?;
+        runner.collect(&flight, &mut Vec::new())?;
         scores.logits.extend(runner.read_logits(1)?);
         take_hidden(runner, 1, scores)?;
     }

@@ -6,15 +6,16 @@
 //! against that owner, never against the current roster.
 //!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
-//! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
-//! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can
-//! only be launched after the first is collected.
+//! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), frees the slot, copies the
+//! records out and checks every one against the step and the owners it was launched with. Step n uses slot n mod 2, so
+//! a third step can only be launched after the first is collected.
 
 use std::time::{Duration, Instant};
 
 use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 use crate::limits::ROWS_MAX;
 use crate::model::kernels::G4Record;
+use crate::request::RequestId;
 
 pub struct Readback {
     slots: [PinnedSlot; 2],
@@ -36,6 +37,14 @@ struct PinnedSlot {
     copied: Event,
     /// Step whose records the slot holds or waits for; none: free.
     step: Option<u64>,
+}
+
+/// Owner of one row of a launched step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowOwner {
+    pub slot: usize,
+    pub generation: u32,
+    pub id: RequestId,
 }
 
 /// A step's number as the device counts it: the low 32 bits. Two steps that could be confused are 2^32 apart.
@@ -76,27 +85,40 @@ impl Readback {
         Ok(())
     }
 
-    /// Waits for a step and hands out its records, one per expected generation, in row order.
+    /// Waits for a step and copies its records, one an owner in row order, in place of what `records` holds; it has
+    /// room for them. No record is handed out unless all of them are the step's and their owners'.
     pub fn collect(
         &mut self,
         step: u64,
-        generations: impl Iterator<Item = u32>,
-        mut take: impl FnMut(usize, G4Record),
+        owners: &[RowOwner],
+        records: &mut Vec<G4Record>,
     ) -> Result<Waited, CollectError> {
         let slot = &mut self.slots[(step % 2) as usize];
         assert_eq!(slot.step, Some(step), "step {step} was not launched into this slot");
         let how = wait(&slot.copied, self.spin)?;
         slot.step = None;
-        for (row, generation) in generations.enumerate() {
-            let record = slot.records.read(row);
-            if record.step != device_step(step) || record.generation != generation {
-                let (got_step, got_generation) = (record.step, record.generation);
-                return Err(RecordMismatch { row, step, generation, got_step, got_generation }.into());
-            }
-            take(row, record);
-        }
+        slot.records.copy_to(owners.len(), records);
+        check(step, owners, records)?;
         Ok(how)
     }
+}
+
+/// Whether every record is of this step and of the generation its owner was launched with. Nearly always all are: so
+/// the differences are gathered without a branch a row, and only then is the row looked for.
+fn check(step: u64, owners: &[RowOwner], records: &[G4Record]) -> Result<(), RecordMismatch> {
+    let expected = device_step(step);
+    let mut differences = 0;
+    for (record, owner) in records.iter().zip(owners) {
+        differences |= (record.step ^ expected) as u32 | (record.generation ^ owner.generation);
+    }
+    if differences == 0 {
+        return Ok(());
+    }
+    let is_off =
+        |(record, owner): (&G4Record, &RowOwner)| record.step != expected || record.generation != owner.generation;
+    let row = records.iter().zip(owners).position(is_off).expect("a record differs");
+    let (got_step, got_generation) = (records[row].step, records[row].generation);
+    Err(RecordMismatch { row, step, generation: owners[row].generation, got_step, got_generation })
 }
 
 /// A bounded spin on the event, then a parking wait. A spin saves the wake-up of a parked thread (tens of

@@ -204,9 +204,8 @@ fn runner(device: DeviceKind, image: KernelImage, has_tail: bool) -> Runner {
 /// Token, step and generation of each record.
 fn collect(runner: &mut Runner, flight: &InFlight) -> Vec<(i32, i32, u32)> {
     let mut records = Vec::new();
-    let mut take = |_: usize, record: G4Record| records.push((record.token, record.step, record.generation));
-    runner.collect(flight, &mut take).expect("records of this step");
-    records
+    runner.collect(flight, &mut records).expect("records of this step");
+    records.iter().map(|record: &G4Record| (record.token, record.step, record.generation)).collect()
 }
 
 /// A pair costs two start-ups, so traces share one; each leaves it at rest. A failed trace leaves none behind for the

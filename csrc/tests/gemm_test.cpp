@@ -278,21 +278,26 @@ G4_TEST(gemm_follows_the_rule_at_every_size) {
     }
 }
 
+// Every slab count, and small shapes where tiles of rows, depth and tokens end: sanitized bodies run it whole.
 G4_TEST(gemm_every_instance_that_holds_the_tokens_gives_the_same_bits) {
+  const int shapes[][3] = {{257, 24, 33}, {257, 352, 33}, {257, 704, 33}, {257, 1408, 33},  // S = 1, 2, 4, 8
+                           {1, 8, 129},   {15, 24, 129},  {17, 72, 129},  {130, 72, 129}};
   Random r(12);
-  for (int k : {24, 352, 704, 1408}) {  // S = 1, 2, 4, 8
-    const Weights w(257, k, random_bf16(r, (size_t)257 * k));
-    const Bf16s x = random_bf16(r, (size_t)33 * k);
+  const Run logits = {kLogits};
+  for (const auto& [n, k, most] : shapes) {
+    const Weights w(n, k, random_bf16(r, (size_t)n * k));
+    const Bf16s x = random_bf16(r, (size_t)most * k);
     Expected want(w, x, kGemm), want_logits(w, x, kLogits);
-    Run logits;
-    logits.kind = kLogits;
-    for (int tokens : {1, 5, 8, 13, 16, 31, 33})
+    for (int tokens : {1, 5, 8, 13, 16, 31, 33, 63, 65, 128, 129}) {
+      if (tokens > most) continue;
+      const Bf16s some = first_tokens(x, tokens, k);
+      want.check(product(kTiled, w, some), "tiled", kTiled);
       for (const Instance& i : kInstances) {
         if (tokens > i.token_tiles * 8) continue;
-        const Bf16s some = first_tokens(x, tokens, k);
         want.check(product(i.token_tiles, w, some), "gemm", i.token_tiles);
         want_logits.check(product(i.token_tiles, w, some, logits), "logits", i.token_tiles);
       }
+    }
   }
 }
 
@@ -420,8 +425,7 @@ G4_TEST(gemm_signed_zeros_denormals_and_extremes_follow_the_rule) {
   // Zeros of both signs, denormals, numbers whose products underflow, large ones whose sums cancel.
   const uint16_t pool[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x807f, 0x0080, 0x1f80, 0x9f80,
                            0x2000, 0x3f80, 0xbf80, 0x5c00, 0xdc00, 0x4049, 0xc049};
-  Run logits;
-  logits.kind = kLogits;
+  const Run logits = {kLogits};
   for (int used : {2, 6, 11, 16})
     for (int k : {8, 24, 176, 352, 1408}) {
       Weights w(17, k);
@@ -442,8 +446,7 @@ G4_TEST(gemm_signed_zeros_denormals_and_extremes_follow_the_rule) {
 // added), so the accumulators seen here are all that can stand there.
 G4_TEST(gemm_a_zero_operand_returns_the_accumulators_bit_for_bit) {
   Random r(17);
-  Run logits;
-  logits.kind = kLogits;
+  const Run logits = {kLogits};
   for (float scale : {1.0f, 1e-19f, 3e-20f, 1e15f}) {  // 1e-19: sums are denormal
     const int head = 16, k = 176;                      // S(176) = 1: one chain
     const Weights first(32, head, random_bf16(r, (size_t)32 * head, scale));
@@ -504,8 +507,7 @@ G4_TEST(gemm_logits_are_soft_capped_in_f32) {
   Random r(20);
   const Weights w(65, 352, random_bf16(r, (size_t)65 * 352));
   const Bf16s x = random_bf16(r, (size_t)3 * 352, 2.0f);
-  Run uncapped;
-  uncapped.kind = kLogits;
+  const Run uncapped = {kLogits};
   const std::vector<uint32_t> bits = product(1, w, x, uncapped);
   Expected(w, x, kLogits).check(bits, "no cap", 1);
   std::vector<float> totals;

@@ -8,6 +8,7 @@ use super::BenchError;
 use super::report::{DecodeRound, PromptRound, Settings};
 use crate::device::{DeviceBuffer, DriverError, Event};
 use crate::engine::runner::{InFlight, PromptChunk, RowOwner, Runner};
+use crate::limits::ROWS_MAX;
 use crate::model::config::LayerKind;
 use crate::model::kernels::{G4Record, G4Slot};
 use crate::model::plan::Geometry;
@@ -29,6 +30,8 @@ pub struct Direct {
     warm_up_steps: usize,
     generation: u32,
     roster: u64,
+    /// Of the last collected step.
+    records: Vec<G4Record>,
 }
 
 impl Direct {
@@ -56,6 +59,7 @@ impl Direct {
             warm_up_steps: settings.warm_up_steps,
             generation: 0,
             roster: 0,
+            records: Vec::with_capacity(ROWS_MAX),
         })
     }
 
@@ -186,15 +190,9 @@ impl Direct {
     ) -> Result<(), BenchError> {
         while in_flight.len() > stay {
             let Some(flight) = in_flight.pop_front() else { break };
-            let mut status = None;
-            let check = |row, record: G4Record| {
-                if record.token < 0 && status.is_none() {
-                    status = Some((row, record.token));
-                }
-            };
-            self.runner.collect(&flight, check)?;
-            if let Some((row, token)) = status {
-                return Err(BenchError::Status { what: what(), row, token });
+            self.runner.collect(&flight, &mut self.records)?;
+            if let Some(row) = self.records.iter().position(|record| record.token < 0) {
+                return Err(BenchError::Status { what: what(), row, token: self.records[row].token });
             }
         }
         Ok(())

@@ -117,7 +117,7 @@ impl<T: Pod> DeviceSlice<T> {
 /// Page-locked host memory that copies run on without staging. Cached, not write-combined: the host reads it.
 ///
 /// The device reads or writes it while copies are in flight; the host touches an element only before the copy is
-/// enqueued or after an event behind it. Accesses are volatile, so that the compiler keeps them where they stand.
+/// enqueued or after an event behind it. Writes are volatile, so that the compiler keeps them where they stand.
 pub struct PinnedBuffer<T> {
     address: *mut T,
     len: usize,
@@ -142,10 +142,15 @@ impl<T: Pod> PinnedBuffer<T> {
         self.len == 0
     }
 
-    pub fn read(&self, index: usize) -> T {
-        assert!(index < self.len, "{index} of {}", self.len);
-        // SAFETY: in bounds; Pod values have no invalid bit patterns.
-        unsafe { self.address.add(index).read_volatile() }
+    /// Copies the first `count` elements into `out`, in place of what it holds. The driver's calls before and after are
+    /// opaque to the compiler, so the copy stays where it stands, as a volatile one would.
+    pub fn copy_to(&self, count: usize, out: &mut Vec<T>) {
+        assert!(count <= self.len, "{count} of {}", self.len);
+        // SAFETY: in bounds; Pod values have no invalid bit patterns; the slice does not outlive this call, and no copy
+        // of the device is under way, as for every access.
+        let elements = unsafe { std::slice::from_raw_parts(self.address, count) };
+        out.clear();
+        out.extend_from_slice(elements);
     }
 
     pub fn write(&mut self, index: usize, value: T) {

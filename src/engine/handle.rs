@@ -65,13 +65,22 @@ pub struct Ticket {
 impl Ticket {
     /// Engine side: appends one token. Panics past `max_tokens`: the device's limit and the ring's are the same number.
     pub fn publish(&self, token: u32) {
-        self.publish_at(self.published.load(Ordering::Relaxed), token);
-    }
-
-    /// As [`Ticket::publish`], for a caller that knows how many were published before.
-    pub(super) fn publish_at(&self, n: u32, token: u32) {
+        let n = self.published.load(Ordering::Relaxed);
         self.tokens[n as usize].store(token, Ordering::Relaxed);
         self.published.store(n + 1, Ordering::Release);
+    }
+
+    /// Engine side: appends a token behind which the ring has room for another; false, and nothing done, where it would
+    /// be the last one.
+    #[inline]
+    pub(super) fn publish_unless_last(&self, token: u32) -> bool {
+        let n = self.published.load(Ordering::Relaxed) as usize;
+        if n + 1 >= self.tokens.len() {
+            return false;
+        }
+        self.tokens[n].store(token, Ordering::Relaxed);
+        self.published.store((n + 1) as u32, Ordering::Release);
+        true
     }
 
     /// Tokens published so far.
@@ -86,6 +95,7 @@ impl Ticket {
         won
     }
 
+    #[inline]
     pub fn is_finished(&self) -> bool {
         self.terminal.get().is_some()
     }

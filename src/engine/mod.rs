@@ -7,6 +7,7 @@
 mod counters;
 pub mod handle;
 pub mod runner;
+mod settle;
 pub mod start;
 
 use std::collections::{HashMap, VecDeque};
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 use crate::device::{DriverError, nvtx, soft};
 use crate::kv::{Family, PoolId, StepNumber};
 use crate::limits::STOP_TOKEN_IDS_MAX;
-use crate::metrics::STEP_SECONDS;
-use crate::model::kernels::bindings::{G4_TOKEN_MASKED, G4_TOKEN_NAN, G4_TOKEN_NONE};
 use crate::model::kernels::{G4Record, G4Sampling, G4Slot};
 use crate::request::{Cancel, Failure, RequestId, Terminal};
 use crate::scheduler::{Chunk, Plan, RebuildCause, RosterGeneration, Row, Scheduler};
@@ -26,6 +25,7 @@ use crate::slots::CollectError;
 use counters::{DrainCause, EngineCounters, StepKind};
 use handle::{EngineDoor, Ticket};
 use runner::{InFlight, PromptChunk, RowOwner, Runner};
+use settle::{Flight, Lane, Running, StopFilter};
 
 /// Ways to run a step that give the same bytes, for A/B in one binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,16 +69,6 @@ impl From<CollectError> for EngineError {
     }
 }
 
-/// A sequence that holds a slot.
-struct Running {
-    id: RequestId,
-    ticket: Arc<Ticket>,
-    /// Output tokens whose steps were launched. At `max_tokens` the sequence leaves the roster: the length limit is
-    /// the one stop the host knows ahead, so no step is launched for it in vain.
-    tokens_launched: u32,
-    tokens_max: u32,
-}
-
 /// Steps in flight at most: the one that runs, and the one launched before it that is being collected.
 const DEPTH: usize = 2;
 
@@ -99,15 +89,16 @@ pub struct Engine {
     generations: Vec<u32>,
     eos_ids: Vec<u32>,
     switches: Switches,
-    /// With the value of `changes` when each was launched.
-    in_flight: VecDeque<(InFlight, u64)>,
-    /// Grants and ends so far. Between two equal values no slot or page changed hands.
+    in_flight: VecDeque<Flight>,
+    /// Grants and ends so far; a flight keeps the count it was launched at. Between two equal values no slot or page
+    /// changed hands.
     changes: u64,
     /// Last collected step.
     collected: u64,
     records: Vec<G4Record>,
-    /// The rows of the roster last launched, and its generation.
+    /// The rows of the roster last launched, what settling a row of it needs, and its generation.
     roster_rows: Rc<[RowOwner]>,
+    roster_lanes: Rc<[Lane]>,
     roster: Option<RosterGeneration>,
     /// Decode steps launched for `roster_rows` that their `tokens_launched` does not count yet, and how many there can
     /// be until one of them has launched its last token: so a regular step touches no row when it is launched.
@@ -115,6 +106,7 @@ pub struct Engine {
     roster_steps_max: u32,
     /// What a step without records has.
     no_rows: Rc<[RowOwner]>,
+    no_lanes: Rc<[Lane]>,
     /// A request was cancelled before its ticket was taken from the queue.
     cancel_news: bool,
     counters: EngineCounters,
@@ -132,6 +124,7 @@ impl Engine {
         let geometry = &runner.forward.geometry;
         assert_eq!(runner.has_tail(), switches.tail, "the tail is part of what the runner captured");
         let no_rows: Rc<[RowOwner]> = Rc::new([]);
+        let no_lanes: Rc<[Lane]> = Rc::new([]);
         Engine {
             scheduler: Scheduler::new(geometry.max_running, geometry.chunk_tokens, geometry.kv_shape()),
             generations: vec![0; geometry.max_running],
@@ -144,9 +137,11 @@ impl Engine {
             collected: runner.steps_launched(),
             records: Vec::with_capacity(geometry.max_running),
             roster_rows: no_rows.clone(),
+            roster_lanes: no_lanes.clone(),
             roster: None,
             last_rows: no_rows.clone(),
             no_rows,
+            no_lanes,
             roster_steps: 0,
             roster_steps_max: u32::MAX,
             cancel_news: false,
@@ -296,7 +291,8 @@ impl Engine {
             // A wrap would take 2^32 requests through one slot, and two of them in flight at once.
             self.generations[slot] = self.generations[slot].wrapping_add(1);
             let tokens_max = ticket.request.max_tokens;
-            let running = Running { id, ticket, tokens_launched: 0, tokens_max };
+            let stops = StopFilter::new(&ticket.request, &self.eos_ids);
+            let running = Running { id, ticket, stops, tokens_launched: 0, tokens_max };
             assert!(self.running[slot].replace(running).is_none(), "slot {slot} was granted while it was held");
             self.changes += 1;
             self.gauges_stale = true;
@@ -308,8 +304,12 @@ impl Engine {
         let planning = nvtx::range(c"plan");
         let plan = self.scheduler.plan();
         drop(planning);
-        let flight = match plan {
-            Plan::Idle => return Ok(false),
+        let (step, lanes) = match plan {
+            Plan::Idle => {
+                // Keeps no ticket alive while nothing runs; whatever comes next has its lanes made anew.
+                (self.roster, self.roster_lanes) = (None, self.no_lanes.clone());
+                return Ok(false);
+            }
             Plan::Prefill(chunk) => self.launch_chunk(chunk)?,
             Plan::Decode { roster_generation, rows, cause, .. } => {
                 let is_new = self.roster != Some(roster_generation);
@@ -320,6 +320,7 @@ impl Engine {
                     };
                     let rows: Rc<[RowOwner]> = rows.iter().map(owner).collect();
                     self.count_roster_steps();
+                    self.roster_lanes = rows.iter().map(|owner| self.lane(owner)).collect();
                     self.roster_rows = rows;
                     self.roster = Some(roster_generation);
                     self.roster_steps_max = self.steps_until_exhausted();
@@ -327,7 +328,7 @@ impl Engine {
                 if !self.switches.fingerprint {
                     self.runner.forget_roster();
                 }
-                let (flight, rebuilt) = self.runner.launch_decode(roster_generation.0, self.roster_rows.clone())?;
+                let (step, rebuilt) = self.runner.launch_decode(roster_generation.0, self.roster_rows.clone())?;
                 self.counters.step(if rebuilt { StepKind::Rebuild } else { StepKind::Regular });
                 if rebuilt {
                     self.counters.rebuilt(if is_new { cause } else { RebuildCause::Forced });
@@ -338,23 +339,24 @@ impl Engine {
                     self.exhaust();
                     self.roster_steps_max = self.steps_until_exhausted();
                 }
-                flight
+                (step, self.roster_lanes.clone())
             }
         };
         if self.in_flight.is_empty() {
             self.step_began = Some(Instant::now());
         }
-        self.in_flight.push_back((flight, self.changes));
+        self.in_flight.push_back(Flight { step, lanes, changes: self.changes });
         Ok(true)
     }
 
-    fn launch_chunk(&mut self, chunk: Chunk) -> Result<InFlight, EngineError> {
+    fn launch_chunk(&mut self, chunk: Chunk) -> Result<(InFlight, Rc<[Lane]>), EngineError> {
         let slot = chunk.slot.index();
         let (generation, vocab) = (self.generations[slot], self.runner.forward.config.vocab);
         let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
-        let rows = match chunk.last {
-            true => Rc::new([RowOwner { slot, generation, id: chunk.id }]),
-            false => self.no_rows.clone(),
+        let owner = RowOwner { slot, generation, id: chunk.id };
+        let (rows, lanes): (Rc<[RowOwner]>, Rc<[Lane]>) = match chunk.last {
+            true => (Rc::new([owner]), Rc::new([self.lane(&owner)])),
+            false => (self.no_rows.clone(), self.no_lanes.clone()),
         };
         self.counters.step(StepKind::Prefill);
         let request = &ticket.request;
@@ -375,7 +377,7 @@ impl Engine {
                 self.scheduler.exhaust(chunk.id);
             }
         }
-        Ok(flight)
+        Ok((flight, lanes))
     }
 
     /// Adds the steps launched for the roster to each of its sequences.
@@ -406,107 +408,6 @@ impl Engine {
             Some(running.tokens_max - running.tokens_launched)
         });
         left.filter(|&left| left > 0).min().unwrap_or(u32::MAX)
-    }
-
-    /// Waits for the oldest step in flight, checks its records against its owners, publishes tokens and terminals, and
-    /// wakes the dispatcher once.
-    fn collect(&mut self) -> Result<(), EngineError> {
-        let Some((flight, changes)) = self.in_flight.pop_front() else { return Ok(()) };
-        self.records.clear();
-        let records = &mut self.records;
-        let how = self.runner.collect(&flight, |_, record| records.push(record))?;
-        self.counters.waited(how);
-        let now = Instant::now();
-        if let Some(began) = self.step_began.replace(now) {
-            STEP_SECONDS.record(now - began);
-        }
-        if changes != self.changes {
-            self.assert_quarantine(&flight);
-        }
-        self.collected = flight.step;
-        self.scheduler.collected(StepNumber(flight.step));
-        let _settling = nvtx::range(c"settle");
-        let records = std::mem::take(&mut self.records);
-        for (owner, record) in flight.rows.iter().zip(&records) {
-            if !self.settle_running_on(owner, record)
-                && let Some(terminal) = self.settle_row(owner, flight.step, record)?
-            {
-                self.end(owner.id, terminal);
-            }
-        }
-        self.records = records;
-        if !flight.rows.is_empty() {
-            self.door.step_done();
-        }
-        self.last_rows = flight.rows;
-        Ok(())
-    }
-
-    /// The owner's sequence, unless it has ended.
-    fn running(&self, owner: &RowOwner) -> Option<&Running> {
-        self.running[owner.slot].as_ref().filter(|running| running.id == owner.id)
-    }
-
-    /// Step rule 5, from the reader's end, where slots or pages changed hands since the launch: no slot of the step was
-    /// granted again, and what its ended rows held is not free. One stream keeps the order of device work, so a breach
-    /// would show in no token until something beside the stream reads pages.
-    fn assert_quarantine(&self, flight: &InFlight) {
-        let mut has_ended = false;
-        for owner in flight.rows.iter() {
-            let is_reused = self.generations[owner.slot] != owner.generation;
-            assert!(!is_reused, "a slot was granted again before step {} was collected: {owner:?}", flight.step);
-            has_ended |= self.running(owner).is_none();
-        }
-        if has_ended {
-            let kv = self.scheduler.kv();
-            let pages = [Family::Sliding, Family::Global].map(|family| kv.pool(family).quarantined_count());
-            let slots = self.scheduler.slots().quarantined_count();
-            assert!(slots > 0 && !pages.contains(&0), "step {} has ended rows whose pages are free", flight.step);
-        }
-    }
-
-    /// Publishes the token of a row that goes on, which is what nearly every row of every step does; false, and nothing
-    /// done, for any other.
-    #[inline]
-    fn settle_running_on(&self, owner: &RowOwner, record: &G4Record) -> bool {
-        let Some(running) = self.running(owner) else { return false };
-        let (ticket, token) = (&running.ticket, record.token as u32);
-        let (request, published) = (&ticket.request, ticket.published());
-        let goes_on = record.token >= 0
-            && published + 1 < running.tokens_max
-            && (request.ignore_eos || !self.eos_ids.contains(&token))
-            && !request.stop_token_ids.contains(&token);
-        if goes_on {
-            ticket.publish_at(published, token);
-        }
-        goes_on
-    }
-
-    /// Publishes one row's token; the terminal if this was its last.
-    fn settle_row(&self, owner: &RowOwner, step: u64, record: &G4Record) -> Result<Option<Terminal>, EngineError> {
-        let Some(running) = self.running(owner) else {
-            // Ended while this step was in flight: by the device (then the row was padding), or by the host, too late
-            // for this one row.
-            if record.token != G4_TOKEN_NONE {
-                self.counters.wasted_row_step();
-            }
-            return Ok(None);
-        };
-        let ticket = &running.ticket;
-        let output_index = ticket.published();
-        let token = match record.token {
-            token if token >= 0 => token as u32,
-            G4_TOKEN_NAN => return Ok(Some(Terminal::Failed(Failure::NotANumber { output_index }))),
-            G4_TOKEN_MASKED => return Ok(Some(Terminal::Failed(Failure::AllMasked { output_index }))),
-            token => return Err(EngineError::BadState { id: owner.id, token, step }),
-        };
-        ticket.publish(token);
-        let request = &ticket.request;
-        let is_eos = !request.ignore_eos && self.eos_ids.contains(&token);
-        if is_eos || request.stop_token_ids.contains(&token) {
-            return Ok(Some(Terminal::Stop));
-        }
-        Ok((output_index + 1 == running.tokens_max).then_some(Terminal::Length))
     }
 
     /// Takes a sequence out of every table and gives it its terminal. Its slot and pages stay in quarantine until the

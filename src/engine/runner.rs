@@ -12,11 +12,11 @@ use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
 use crate::model::kernels::{G4Record, G4Slot};
-use crate::request::RequestId;
 use crate::sampler::overlays::{OverlayPart, Overlays};
 use crate::sampler::params::PackedSampling;
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
+pub use crate::slots::RowOwner;
 use crate::slots::{CollectError, Readback, Waited, device_step};
 use crate::step::{PromptUpload, StepState, StepTables};
 
@@ -51,14 +51,6 @@ pub struct Runner {
 pub struct InFlight {
     pub step: u64,
     pub rows: Rc<[RowOwner]>,
-}
-
-/// Owner of one row of a launched step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowOwner {
-    pub slot: usize,
-    pub generation: u32,
-    pub id: RequestId,
 }
 
 /// One chunk of a prompt.
@@ -310,11 +302,11 @@ impl Runner {
         Ok(InFlight { step: self.step, rows: Rc::new([]) })
     }
 
-    /// Waits for a step and hands out its records in row order.
-    pub fn collect(&mut self, flight: &InFlight, take: impl FnMut(usize, G4Record)) -> Result<Waited, CollectError> {
+    /// Waits for a step and copies its records into `records`, in row order.
+    pub fn collect(&mut self, flight: &InFlight, records: &mut Vec<G4Record>) -> Result<Waited, CollectError> {
         let _collecting = nvtx::range(c"collect");
         self.context.take_dropped()?;
-        let how = self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)?;
+        let how = self.readback.collect(flight.step, &flight.rows, records)?;
         self.tables.collected(flight.step);
         Ok(how)
     }
