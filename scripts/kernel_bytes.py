@@ -4,7 +4,8 @@
 usage: kernel_bytes.py [--check | --write]     prints the tables; compares them with csrc/README.md, or puts them there
 
 Computed from the published shapes and from what each kernel's header says it reads and writes; what is not served yet
-is not listed. 4.3 TB/s is what a copy reaches on an H200 (bench/results). Weights are read once a step whatever the rows.
+is not listed. 4.3 TB/s is what a copy reaches on an H200 (bench/results). Weights are read once a step whatever the
+rows.
 """
 
 import sys

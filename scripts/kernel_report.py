@@ -174,7 +174,7 @@ def main():
         table.setdefault(kernel.kernel, {})[kernel.arch] = kernel
     threads = threads_of_a_block()
     print("flags " + " ".join(flags))
-    print("registers (static shared bytes), percent of the threads that fit by registers, 16-byte global loads, products")
+    print("registers (static shared bytes), % of the threads that fit by registers, 16-byte global loads, products")
     print(f"{'kernel':<28}" + "".join(f"{'sm_' + arch:>22}" for arch in arguments.archs))
     for name, by_arch in table.items():
         cells = []

@@ -154,7 +154,7 @@ mod tests {
             {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]},
             {"role": "user", "content": ""},
             // As the openai client gives an answer back.
-            {"role": "assistant", "content": "4", "refusal": null, "tool_calls": null, "annotations": [], "audio": null},
+            {"role": "assistant", "content": "4", "refusal": null, "tool_calls": null, "annotations": []},
         ]))
         .unwrap();
         let roles: Vec<Role> = messages.iter().map(|m| m.role).collect();

@@ -1,4 +1,4 @@
-//! The request of either generating route on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
+//! A request of either generating route on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
 //!
 //! The body is read once, without a tree in between: a prompt of a million ids goes straight into its list. A field
 //! this server does not know is refused, never ignored, so a client cannot believe that it was obeyed.
