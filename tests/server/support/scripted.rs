@@ -124,11 +124,12 @@ struct Engine {
 impl Engine {
     fn run(mut self) -> Result<(), &'static str> {
         loop {
-            while let Ok(command) = self.commands.try_recv() {
-                self.obey(command)?;
-            }
+            // Tickets before commands: what a test commanded before it sent a request holds for that request.
             while let Some(ticket) = self.door.try_next() {
                 self.waiting.push(ticket);
+            }
+            while let Ok(command) = self.commands.try_recv() {
+                self.obey(command)?;
             }
             let ended = self.cancel() + self.start();
             let stepped = !self.running.is_empty() && self.budget != Some(0);
