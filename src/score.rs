@@ -154,7 +154,7 @@ fn decode(runner: &mut Runner, ids: &[u32], graphs: bool, scores: &mut Scores) -
         let generation = position as u32 + 1;
         let state = G4Slot::unstoppable(position, id, ids.len() + 1, generation);
         runner.set_slot(0, state)?;
-        let owner = RowOwner { slot: 0, generation, id: RequestId(0) };
+        let owner = RowOwner { slot: 0, generation, id: RequestId(0), wants_logprobs: false };
         let (flight, _) = runner.launch_decode(0, vec![owner])?;
         runner.collect(&flight, |_, _| {})?;
         scores.logits.extend(runner.read_logits(1)?);

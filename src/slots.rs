@@ -5,6 +5,9 @@
 //! copy's event, and must be of that step and of the generation its owner was launched with; (4) the engine settles it
 //! against that owner, never against the current roster.
 //!
+//! Behind the records of a step stand the log-probabilities of its rows that asked ([`G4Logprobs`], each as long as
+//! eleven records), in row order, so that one copy takes both; a step without such a row copies its records alone.
+//!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
 //! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), checks every record against
 //! the step and the owners it was launched with, and frees the slot. Step n uses slot n mod 2, so a third step can
@@ -14,7 +17,13 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 use crate::limits::ROWS_MAX;
-use crate::model::kernels::G4Record;
+use crate::model::kernels::{G4Logprobs, G4Record};
+
+/// Records that one row's log-probabilities are as long as.
+pub const LOGPROBS_RECORDS: usize = size_of::<G4Logprobs>() / size_of::<G4Record>();
+const _: () = assert!(LOGPROBS_RECORDS * size_of::<G4Record>() == size_of::<G4Logprobs>());
+/// Records as long as all that a decode step can report.
+pub const STEP_RECORDS_MAX: usize = ROWS_MAX * (1 + LOGPROBS_RECORDS);
 
 pub struct Readback {
     slots: [PinnedSlot; 2],
@@ -59,7 +68,7 @@ pub struct RecordMismatch {
 impl Readback {
     pub fn new(context: &Context, spin: Duration) -> Result<Self, DriverError> {
         let slot = || -> Result<PinnedSlot, DriverError> {
-            Ok(PinnedSlot { records: PinnedBuffer::new(context, ROWS_MAX)?, copied: Event::new(context)?, step: None })
+            Ok(PinnedSlot { records: PinnedBuffer::new(context, STEP_RECORDS_MAX)?, copied: Event::new(context)?, step: None })
         };
         Ok(Readback { slots: [slot()?, slot()?], spin })
     }
@@ -96,6 +105,20 @@ impl Readback {
             take(row, record);
         }
         Ok(how)
+    }
+
+    /// The log-probabilities of a step that was just collected, by their place in records; the slot is untouched until
+    /// the step after the next is launched. They must be of that step and of the generation their row had.
+    pub fn logprobs(&self, step: u64, generation: u32, at: usize) -> Result<G4Logprobs, RecordMismatch> {
+        let slot = &self.slots[(step % 2) as usize];
+        assert_eq!(slot.step, None, "step {step} is not collected, or its readback slot is in use again");
+        let words: [G4Record; LOGPROBS_RECORDS] = std::array::from_fn(|i| slot.records.read(at + i));
+        let entry: G4Logprobs = bytemuck::cast(words);
+        if entry.step != device_step(step) || entry.generation != generation {
+            let (got_step, got_generation) = (entry.step, entry.generation);
+            return Err(RecordMismatch { row: at, step, generation, got_step, got_generation });
+        }
+        Ok(entry)
     }
 }
 

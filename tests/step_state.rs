@@ -78,7 +78,7 @@ impl Pair {
     }
 
     fn owners(&self) -> Vec<RowOwner> {
-        let owner = |row: &Row| RowOwner { slot: row.slot, generation: row.generation, id: RequestId(0) };
+        let owner = |row: &Row| RowOwner { slot: row.slot, generation: row.generation, id: RequestId(0), wants_logprobs: false };
         self.rows.iter().map(owner).collect()
     }
 
@@ -99,7 +99,7 @@ impl Pair {
             ..G4Slot::unstoppable(prompt, 0, 0, self.generation)
         };
         let tokens: Vec<u32> = (0..prompt).map(|i| (i * 31 + self.generation as usize * 7) as u32 % 512).collect();
-        let owner = RowOwner { slot, generation: self.generation, id: RequestId(0) };
+        let owner = RowOwner { slot, generation: self.generation, id: RequestId(0), wants_logprobs: false };
         let mut records = Vec::new();
         for runner in &mut self.runners {
             for (index, tokens) in tokens.chunks(CHUNK).enumerate() {

@@ -96,7 +96,7 @@ impl Direct {
         let pages = tokens.div_ceil(self.geometry().page_tokens_global);
         self.grant(0, pages)?;
         self.generation += 1;
-        let owner = RowOwner { slot: 0, generation: self.generation, id: RequestId(0) };
+        let owner = RowOwner { slot: 0, generation: self.generation, id: RequestId(0), wants_logprobs: false };
         let ids = self.token_ids(tokens);
         let chunk_tokens = self.geometry().chunk_tokens;
         self.runner.stream.synchronize()?;
@@ -131,7 +131,7 @@ impl Direct {
             self.runner.set_slot(slot, G4Slot::unstoppable(context, token, limit, self.generation))?;
         }
         let owners: Vec<RowOwner> =
-            (0..rows).map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0) }).collect();
+            (0..rows).map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0), wants_logprobs: false }).collect();
         self.runner.stream.synchronize()?;
 
         let mut in_flight = VecDeque::new();

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, unbounded};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::request::{Cancel, Failure, GenerateRequest, RequestId, Terminal};
+use crate::request::{Cancel, Failure, GenerateRequest, RequestId, Terminal, TokenLogprobs};
 
 /// Why a request is refused at the door. `Display` is the client's sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +55,9 @@ pub struct Ticket {
     /// Ring of `max_tokens` entries, written once each, in order; entry i is valid when `published` > i.
     tokens: Box<[AtomicU32]>,
     published: AtomicU32,
+    /// Log-probabilities of the tokens, in order, each sent before its token is published; none for a request that does
+    /// not ask. Its length is bounded by the ring's; memory is taken as they come, a block of 31 at a time.
+    logprobs: Option<(Sender<TokenLogprobs>, Receiver<TokenLogprobs>)>,
     terminal: OnceLock<Terminal>,
     cancel: AtomicU8,
     waiting: AtomicBool,
@@ -72,6 +75,14 @@ impl Ticket {
     pub(super) fn publish_at(&self, n: u32, token: u32) {
         self.tokens[n as usize].store(token, Ordering::Relaxed);
         self.published.store(n + 1, Ordering::Release);
+    }
+
+    /// Engine side: the log-probabilities of the token that is published next.
+    pub fn publish_logprobs(&self, logprobs: TokenLogprobs) {
+        if let Some((sender, _)) = &self.logprobs {
+            // Its receiver stands beside it.
+            let _ = sender.send(logprobs);
+        }
     }
 
     /// Tokens published so far.
@@ -299,6 +310,7 @@ impl Reservation {
             id: RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed)),
             submitted: Instant::now(),
             tokens: (0..request.max_tokens).map(|_| AtomicU32::new(0)).collect(),
+            logprobs: request.sampling.logprobs.map(|_| unbounded()),
             request,
             published: AtomicU32::new(0),
             terminal: OnceLock::new(),
@@ -341,9 +353,11 @@ impl Drop for Reservation {
 }
 
 /// What a stream yields: new tokens, and the terminal when it came (then it is the last update).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
     pub tokens: Vec<u32>,
+    /// One a token where the request asked, else none.
+    pub logprobs: Vec<TokenLogprobs>,
     pub terminal: Option<Terminal>,
 }
 
@@ -372,9 +386,14 @@ impl TokenStream {
             if published > self.read || terminal.is_some() {
                 let tokens =
                     (self.read..published).map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed)).collect();
+                let logprobs = self.ticket.logprobs.iter().flat_map(|(_, sent)| {
+                    let next = || sent.try_recv().expect("log-probabilities are sent before their token");
+                    (self.read..published).map(move |_| next())
+                });
+                let logprobs = logprobs.collect();
                 self.read = published;
                 self.ended = terminal.is_some();
-                return Update { tokens, terminal };
+                return Update { tokens, logprobs, terminal };
             }
             self.ticket.ready.notified().await;
         }

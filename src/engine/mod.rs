@@ -6,6 +6,7 @@
 
 mod counters;
 pub mod handle;
+mod logprobs;
 pub mod runner;
 pub mod start;
 
@@ -25,6 +26,7 @@ use crate::scheduler::{Chunk, Plan, RebuildCause, RosterGeneration, Row, Schedul
 use crate::slots::CollectError;
 use counters::{DrainCause, EngineCounters, StepKind};
 use handle::{EngineDoor, Ticket};
+use logprobs::row_owner;
 use runner::{InFlight, PromptChunk, RowOwner, Runner};
 
 /// Ways to run a step that give the same bytes, for A/B in one binary.
@@ -314,10 +316,7 @@ impl Engine {
             Plan::Decode { roster_generation, rows, cause, .. } => {
                 let is_new = self.roster != Some(roster_generation);
                 if is_new || !self.switches.fingerprint {
-                    let owner = |row: &Row| {
-                        let slot = row.slot.index();
-                        RowOwner { slot, generation: self.generations[slot], id: row.id }
-                    };
+                    let owner = |row: &Row| row_owner(&self.running, &self.generations, row.slot.index(), row.id);
                     let rows: Rc<[RowOwner]> = rows.iter().map(owner).collect();
                     self.count_roster_steps();
                     self.roster_rows = rows;
@@ -353,7 +352,7 @@ impl Engine {
         let (generation, vocab) = (self.generations[slot], self.runner.forward.config.vocab);
         let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
         let rows = match chunk.last {
-            true => Rc::new([RowOwner { slot, generation, id: chunk.id }]),
+            true => Rc::new([row_owner(&self.running, &self.generations, slot, chunk.id)]),
             false => self.no_rows.clone(),
         };
         self.counters.step(StepKind::Prefill);
@@ -427,6 +426,9 @@ impl Engine {
         self.scheduler.collected(StepNumber(flight.step));
         let _settling = nvtx::range(c"settle");
         let records = std::mem::take(&mut self.records);
+        if flight.has_logprobs() {
+            self.publish_logprobs(&flight, &records)?;
+        }
         for (owner, record) in flight.rows.iter().zip(&records) {
             if !self.settle_running_on(owner, record)
                 && let Some(terminal) = self.settle_row(owner, flight.step, record)?

@@ -1,6 +1,7 @@
 //! The model runner: launches steps on the device and collects them. It knows slots and rows, not requests.
 //!
-//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the
+//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row, and 176 more in rows that
+//! ask for log-probabilities. A prompt chunk runs the
 //! same kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a
 //! decode step.
 
@@ -11,13 +12,13 @@ use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
-use crate::model::kernels::{G4Record, G4Slot};
+use crate::model::kernels::{G4Logprobs, G4Record, G4Slot};
 use crate::request::RequestId;
 use crate::sampler::overlays::{OverlayPart, Overlays};
 use crate::sampler::params::PackedSampling;
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
-use crate::slots::{CollectError, Readback, Waited, device_step};
+use crate::slots::{CollectError, LOGPROBS_RECORDS, Readback, Waited, device_step};
 use crate::step::{PromptUpload, StepState, StepTables};
 
 /// Everything on the device, and the one stream it runs on. Lives on the engine thread.
@@ -36,8 +37,9 @@ pub struct Runner {
     buckets: Vec<usize>,
     /// Steps launched; the device's counter holds the low 32 bits of it after its tail.
     step: u64,
-    /// Roster the device's row index was built for.
+    /// Roster the device's row index was built for, and how many of its rows ask for log-probabilities.
     roster: Option<u64>,
+    logprob_rows: usize,
     /// Whether the device advances positions and the step's number itself.
     has_tail: bool,
     /// By slot, the position its next decode step feeds: the mirror of what was launched. Read without the tail only.
@@ -51,6 +53,14 @@ pub struct Runner {
 pub struct InFlight {
     pub step: u64,
     pub rows: Rc<[RowOwner]>,
+    /// Where the log-probabilities of the rows that ask begin in the readback, in records; 0: no row asks.
+    logprobs_at: usize,
+}
+
+impl InFlight {
+    pub fn has_logprobs(&self) -> bool {
+        self.logprobs_at > 0
+    }
 }
 
 /// Owner of one row of a launched step.
@@ -59,6 +69,8 @@ pub struct RowOwner {
     pub slot: usize,
     pub generation: u32,
     pub id: RequestId,
+    /// The row's slot asks for log-probabilities.
+    pub wants_logprobs: bool,
 }
 
 /// One chunk of a prompt.
@@ -91,6 +103,7 @@ impl Runner {
             context,
             step: 0,
             roster: None,
+            logprob_rows: 0,
             has_tail: true,
             positions: vec![0; g.max_running],
             bucket_launches: 0,
@@ -224,8 +237,8 @@ impl Runner {
             let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
             self.sampler.run(s, kernels, &self.tables, sample)?;
         }
-        self.readback.enqueue(s, step, self.sampler.records.slice(0..owners.len()))?;
-        Ok(InFlight { step, rows: owners })
+        let logprob_rows = owners.iter().filter(|owner| owner.wants_logprobs).count();
+        self.enqueue_readback(owners, 1, logprob_rows)
     }
 
     /// Launches one decode step. Something is uploaded only when the roster's generation is new, or without the tail:
@@ -244,8 +257,23 @@ impl Runner {
         if !self.has_tail {
             rows.iter().for_each(|row| self.positions[row.slot] += 1);
         }
-        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
-        Ok((InFlight { step: self.step, rows }, rebuild))
+        Ok((self.enqueue_readback(rows, bucket, self.logprob_rows)?, rebuild))
+    }
+
+    /// Enqueues the one copy of what the step reports, behind its kernels, which ran over `count` rows: records, and
+    /// the log-probabilities of the rows that ask behind them.
+    fn enqueue_readback(
+        &mut self,
+        rows: Rc<[RowOwner]>,
+        count: usize,
+        logprob_rows: usize,
+    ) -> Result<InFlight, DriverError> {
+        let (len, logprobs_at) = match logprob_rows {
+            0 => (rows.len(), 0),
+            asking => (count + asking * LOGPROBS_RECORDS, count),
+        };
+        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..len))?;
+        Ok(InFlight { step: self.step, rows, logprobs_at })
     }
 
     /// Uploads what the device lacks for the next decode step; false when it lacks nothing.
@@ -262,6 +290,7 @@ impl Runner {
             return Ok(false);
         }
         self.roster = Some(roster);
+        self.logprob_rows = rows.iter().filter(|row| row.wants_logprobs).count();
         Ok(true)
     }
 
@@ -307,7 +336,7 @@ impl Runner {
         self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..0))?;
-        Ok(InFlight { step: self.step, rows: Rc::new([]) })
+        Ok(InFlight { step: self.step, rows: Rc::new([]), logprobs_at: 0 })
     }
 
     /// Waits for a step and hands out its records in row order.
@@ -317,6 +346,12 @@ impl Runner {
         let how = self.readback.collect(flight.step, flight.rows.iter().map(|row| row.generation), take)?;
         self.tables.collected(flight.step);
         Ok(how)
+    }
+
+    /// Log-probabilities of the `index`-th row that asked, of a step just collected.
+    pub fn logprobs(&self, flight: &InFlight, index: usize, generation: u32) -> Result<G4Logprobs, CollectError> {
+        let at = flight.logprobs_at + index * LOGPROBS_RECORDS;
+        Ok(self.readback.logprobs(flight.step, generation, at)?)
     }
 
     /// Logits `[rows][vocab]` of the last step, copied to the host (`score`).

@@ -6,9 +6,10 @@ use super::kernels::{G4Record, G4Slot};
 use super::plan::PlanOptions;
 use super::tensors;
 use crate::kv::KvShape;
-use crate::limits::BUCKETS;
+use crate::limits::{BUCKETS, ROWS_MAX};
 use crate::sampler::overlays::Overlays;
 use crate::scheduler::buckets;
+use crate::slots::LOGPROBS_RECORDS;
 
 /// The counts that fix every buffer's size. Tokens, pages, rows and items are counts; only `*_bytes` are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -229,8 +230,8 @@ impl Geometry {
         let groups = vocab.div_ceil(G4_SAMPLE_GROUP as usize);
         let logits = Line {
             name: "logits",
-            arithmetic: format!("{rows} rows x ({vocab} x {F32} B + {groups} group maxima and sums of 8 B)"),
-            bytes: product(&[rows, vocab, F32]) + product(&[rows, groups, 8]),
+            arithmetic: format!("{rows} rows x ({vocab} x {F32} B + {groups} groups' maxima and sums, 16 B)"),
+            bytes: product(&[rows, vocab, F32]) + product(&[rows, groups, 16]),
         };
         let slot_bytes = SLOT_BYTES + I32 * (self.ring_pages + self.global_table_pages);
         let tables = Line {
@@ -242,11 +243,11 @@ impl Geometry {
             bytes: product(&[self.max_running, slot_bytes]),
         };
         let tickets = rows * config.layers.iter().map(|layer| layer.kv_heads).max().unwrap_or(0);
-        let row_bytes = 7 * I32 + 2 * RECORD_BYTES;
+        let row_bytes = 7 * I32 + RECORD_BYTES * (1 + LOGPROBS_RECORDS);
         let records = Line {
             name: "row tables and records",
-            arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts"),
-            bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 3 * I32 as u64,
+            arithmetic: format!("{ROWS_MAX} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts"),
+            bytes: product(&[ROWS_MAX, row_bytes]) + product(&[tickets, I32]) + 3 * I32 as u64,
         };
         let (overlay_bytes, upload_bytes) = (Overlays::slot_bytes(vocab), I32 * Overlays::upload_words(vocab));
         let overlays = Line {

@@ -13,8 +13,9 @@ use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 use crate::limits::{EOS_IDS_MAX, ROWS_MAX};
 use crate::model::config::ModelConfig;
 use crate::model::kernels::bindings::{G4_EOS_IDS, G4_SAMPLE_GROUP};
-use crate::model::kernels::{G4Record, G4SampleParams, Kernels};
+use crate::model::kernels::{G4Logprobs, G4Record, G4SampleParams, Kernels};
 use crate::model::plan::Geometry;
+use crate::slots::{LOGPROBS_RECORDS, STEP_RECORDS_MAX};
 use crate::step::StepTables;
 use overlays::Overlays;
 
@@ -27,11 +28,15 @@ pub struct Sampler {
     /// `[bucket_max][groups]`
     group_max: DeviceBuffer<u32>,
     group_sum: DeviceBuffer<f32>,
+    /// The same of the raw logits, in rows that ask for their log-probabilities.
+    raw_max: DeviceBuffer<u32>,
+    raw_sum: DeviceBuffer<f32>,
     /// `[slots]`, the door of what is decided elsewhere; -1: nothing.
     forced: DeviceBuffer<i32>,
     suppressed: DeviceBuffer<i32>,
     pub overlays: Overlays,
-    /// `[ROWS_MAX]`, copied to a pinned slot after each step.
+    /// What a step reports, copied to a pinned slot after it: a record a row, then, as if they were records, the
+    /// log-probabilities of the rows that ask.
     pub records: DeviceBuffer<G4Record>,
     vocab: usize,
     eos: [i32; EOS_IDS_MAX],
@@ -63,10 +68,12 @@ impl Sampler {
             logits: DeviceBuffer::new(context, g.decode_rows * config.vocab)?,
             group_max: DeviceBuffer::new(context, groups)?,
             group_sum: DeviceBuffer::new(context, groups)?,
+            raw_max: DeviceBuffer::new(context, groups)?,
+            raw_sum: DeviceBuffer::new(context, groups)?,
             forced: DeviceBuffer::new(context, g.max_running)?,
             suppressed: DeviceBuffer::new(context, suppressed.len())?,
             overlays: Overlays::new(context, g.max_running, config.vocab)?,
-            records: DeviceBuffer::new(context, ROWS_MAX)?,
+            records: DeviceBuffer::new(context, STEP_RECORDS_MAX)?,
             vocab: config.vocab,
             eos,
             eos_count: config.eos_ids.len().min(EOS_IDS_MAX),
@@ -88,6 +95,7 @@ impl Sampler {
         let n = rows.count;
         assert!(rows.slot.len() >= n && rows.row_slot.len() >= n && n <= ROWS_MAX);
         assert!(self.logits.len() >= n * self.vocab && self.forced.len() == tables.slots.len());
+        let logprobs = self.records.slice(n..n * (1 + LOGPROBS_RECORDS)).cast::<G4Logprobs>();
         kernels.sample(
             s,
             &G4SampleParams {
@@ -106,11 +114,10 @@ impl Sampler {
                 suppressed: self.suppressed.ptr(),
                 group_max: self.group_max.ptr(),
                 group_sum: self.group_sum.ptr(),
-                // No slot's flags ask for log-probabilities yet.
-                raw_max: std::ptr::null_mut(),
-                raw_sum: std::ptr::null_mut(),
+                raw_max: self.raw_max.ptr(),
+                raw_sum: self.raw_sum.ptr(),
                 records: self.records.ptr(),
-                logprobs: std::ptr::null_mut(),
+                logprobs: logprobs.ptr(),
                 rows: n as i32,
                 vocab: self.vocab as i32,
                 groups: self.vocab.div_ceil(G4_SAMPLE_GROUP as usize) as i32,

@@ -31,6 +31,7 @@ pub async fn admit(
     let places = app.engine.reserve(count)?;
     let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
     let mut sampling = request.sampling.over(&model.sampling, salt);
+    sampling.logprobs = request.logprobs;
     let stop_token_ids = request.sampling.resolve(model, &mut sampling)?;
     // All are checked before the first is submitted: a refusal costs no device work.
     let requests = prompts

@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::engine::handle::TokenStream;
 use crate::error::Rejection;
 use crate::metrics::{GENERATED_TOKENS_TOTAL, INTER_TOKEN, Outcome, PROMPT_TOKENS_TOTAL, TIME_TO_FIRST_TOKEN};
-use crate::request::{Cancel, Failure, Terminal};
+use crate::request::{Cancel, Failure, Terminal, TokenLogprobs};
 use crate::server::ServedModel;
 use crate::server::admission::Accepted;
 use crate::server::app::InFlight;
@@ -40,12 +40,25 @@ impl Finish {
 }
 
 /// What one choice adds to the answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     pub index: usize,
     pub text: String,
     pub token_ids: Vec<u32>,
+    /// One a token where the request asked, else none. A token may come before its text, which a stop string can hold
+    /// back.
+    pub scored: Vec<ScoredToken>,
     pub finish: Option<Finish>,
+}
+
+/// A token of the text with its log-probabilities: what every shape of reply is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    pub token: u32,
+    /// Where its text begins, in characters, before a stop string cut the text.
+    pub text_offset: usize,
+    /// None: nothing stands before it.
+    pub logprobs: Option<TokenLogprobs>,
 }
 
 struct Choice {
@@ -70,8 +83,12 @@ impl Choice {
         }
         let update = self.stream.next().await;
         let mut delta = Delta { index: self.index, ..Delta::default() };
-        for &token in &update.tokens {
+        for (i, &token) in update.tokens.iter().enumerate() {
             delta.token_ids.push(token);
+            if let Some(&logprobs) = update.logprobs.get(i) {
+                let text_offset = self.output.chars();
+                delta.scored.push(ScoredToken { token, text_offset, logprobs: Some(logprobs) });
+            }
             let silent = self.model.is_eos(token);
             if self.output.push(&self.model.tokenizer, token, silent, &mut delta.text) {
                 // Tokens the engine made meanwhile are not the answer's: text, ids and usage end at the match.
@@ -168,6 +185,7 @@ type Pending = Pin<Box<dyn Future<Output = (Choice, Result<Delta, Rejection>)> +
 
 /// The choices of one request that have not ended.
 pub struct Choices {
+    model: Arc<ServedModel>,
     running: FuturesUnordered<Pending>,
     prompt_ids: Vec<Vec<u32>>,
     /// Choices a prompt.
@@ -205,7 +223,8 @@ impl Choices {
                 request_failed: request_failed.clone(),
             }));
         }
-        Self { running, prompt_ids, choices, completion_tokens: 0, arrived, request_failed, in_flight }
+        let model = model.clone();
+        Self { model, running, prompt_ids, choices, completion_tokens: 0, arrived, request_failed, in_flight }
     }
 
     /// The next delta of any choice; none when all have ended. After an error the request is over.
@@ -218,6 +237,10 @@ impl Choices {
             }
         }
         Some(result)
+    }
+
+    pub fn model(&self) -> &ServedModel {
+        &self.model
     }
 
     /// Prompt ids of each choice, by index.

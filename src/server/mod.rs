@@ -4,7 +4,8 @@
 //! 2. [`routes`]: the table, request ids, panics, unknown routes.
 //! 3. [`completions`]: the route that generates; [`wire`] parses its body, [`sampling_fields`] what in it chooses
 //!    tokens, [`admission`] checks and tokenises it.
-//! 4. [`generation`]: tokens to deltas; [`reply`] gives them their form, streamed or gathered.
+//! 4. [`generation`]: tokens to deltas; [`reply`] gives them their form, streamed or gathered, and [`logprobs`] that of
+//!    log-probabilities.
 //! 5. [`health`]: probes, models, metrics.
 //! 6. [`lifecycle`]: from bound socket to exit code: drain, second signal, death of the engine.
 //!
@@ -17,6 +18,7 @@ pub mod generation;
 pub mod health;
 pub mod lifecycle;
 pub mod listen;
+pub mod logprobs;
 pub mod model;
 pub mod reply;
 pub mod routes;

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::error::Rejection;
 use crate::server::generation::{Choices, Delta, Finish};
+use crate::server::{ServedModel, logprobs};
 
 /// What stays the same over all objects of one answer.
 #[derive(Clone)]
@@ -21,6 +22,8 @@ pub struct Header {
     pub model: Arc<str>,
     pub return_token_ids: bool,
     pub include_usage: bool,
+    /// The request asked for log-probabilities.
+    pub logprobs: bool,
 }
 
 #[derive(Serialize)]
@@ -39,7 +42,7 @@ struct Completion<'a> {
 struct ChoiceReply<'a> {
     index: usize,
     text: &'a str,
-    logprobs: Option<()>,
+    logprobs: Option<logprobs::Legacy>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
@@ -73,11 +76,11 @@ impl Header {
         }
     }
 
-    fn choice<'a>(&self, delta: &'a Delta, prompt_ids: Option<&'a [u32]>) -> ChoiceReply<'a> {
+    fn choice<'a>(&self, model: &ServedModel, delta: &'a Delta, prompt_ids: Option<&'a [u32]>) -> ChoiceReply<'a> {
         ChoiceReply {
             index: delta.index,
             text: &delta.text,
-            logprobs: None,
+            logprobs: self.logprobs.then(|| logprobs::legacy(&model.tokenizer, &delta.scored)),
             finish_reason: delta.finish.map(Finish::word),
             token_ids: self.return_token_ids.then_some(&delta.token_ids),
             prompt_token_ids: prompt_ids.filter(|_| self.return_token_ids),
@@ -94,9 +97,11 @@ pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Re
         let choice = &mut whole[delta.index];
         choice.text.push_str(&delta.text);
         choice.token_ids.extend(delta.token_ids);
+        choice.scored.extend(delta.scored);
         choice.finish = delta.finish;
     }
-    let replies = whole.iter().map(|d| header.choice(d, Some(&choices.prompt_ids()[d.index]))).collect();
+    let (model, ids) = (choices.model(), choices.prompt_ids());
+    let replies = whole.iter().map(|d| header.choice(model, d, Some(&ids[d.index]))).collect();
     let json = to_json(&header.object(replies, Some(Some(Usage::of(&choices)))));
     let head = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
@@ -162,8 +167,9 @@ impl Streaming {
             match event {
                 Event::Silence => return Some(b": keep-alive\n\n".to_vec()),
                 Event::Next(Some(Ok(delta))) => {
-                    // A delta of held-back text says nothing, unless its ids were asked for.
-                    if delta.text.is_empty() && delta.finish.is_none() && !self.header.return_token_ids {
+                    // A delta of held-back text says nothing, unless its ids were asked for, or what comes with them.
+                    let has_tokens = self.header.return_token_ids || !delta.scored.is_empty();
+                    if delta.text.is_empty() && delta.finish.is_none() && !has_tokens {
                         continue;
                     }
                     return Some(self.chunk(&delta));
@@ -186,7 +192,8 @@ impl Streaming {
         let first = !std::mem::replace(&mut self.begun[delta.index], true);
         let prompt_ids = first.then(|| self.choices.prompt_ids()[delta.index].as_slice());
         let usage = self.header.include_usage.then_some(None);
-        event_bytes(&self.header.object(vec![self.header.choice(delta, prompt_ids)], usage))
+        let choice = self.header.choice(self.choices.model(), delta, prompt_ids);
+        event_bytes(&self.header.object(vec![choice], usage))
     }
 
     fn end(&self) -> Vec<u8> {

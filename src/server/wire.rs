@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
-use super::sampling_fields::SamplingFields;
+use super::sampling_fields::{SamplingFields, top_count};
 use crate::error::Rejection;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 
@@ -27,6 +27,8 @@ pub struct CompletionRequest {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub return_token_ids: bool,
+    /// Most likely tokens to report beside each token of the answer, and the token itself.
+    pub logprobs: Option<u32>,
     pub sampling: SamplingFields,
     /// For the log only.
     pub user: Option<String>,
@@ -125,6 +127,10 @@ impl<'de> Visitor<'de> for Body<'_> {
                 "stop" => request.stop = map.next_value::<Option<Stop>>()?.map(|s| s.0).unwrap_or_default(),
                 "ignore_eos" => request.ignore_eos = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "return_token_ids" => request.return_token_ids = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "logprobs" => {
+                    let logprobs = top_count("logprobs", map.next_value()?);
+                    request.logprobs = logprobs.map_err(|rejection| self.0.refuse(rejection))?;
+                }
                 "user" => request.user = map.next_value()?,
                 "metadata" => {
                     request.metadata =

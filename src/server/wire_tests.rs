@@ -77,7 +77,7 @@ fn wrong_types_name_their_field() {
 #[test]
 fn every_other_field_is_refused_by_name() {
     // B41, B43, B45: what this server cannot do it says, however the value looks.
-    for field in ["echo", "logprobs", "dry_multiplier", "messages", "Prompt", ""] {
+    for field in ["echo", "dry_multiplier", "messages", "Prompt", ""] {
         let json = format!(r#"{{"prompt":"a","{field}":{{"999999999":-100}}}}"#);
         assert_eq!(refusal(&json), Rejection::UnsupportedField(field.into()));
     }
@@ -93,6 +93,18 @@ fn null_and_zero_mean_the_default() {
     for zero in ["0", "0.0", "-0.0", "0e5"] {
         let request = parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes()).unwrap();
         assert_eq!(request.sampling.temperature, Some(0.0));
+    }
+}
+
+#[test]
+fn b50_logprobs_are_a_count_of_at_most_twenty() {
+    let read = |value: &str| parse(format!(r#"{{"prompt":"a","logprobs":{value}}}"#).as_bytes());
+    for (value, count) in [("null", None), ("0", Some(0)), ("5", Some(5)), ("20", Some(20))] {
+        assert_eq!(read(value).unwrap().logprobs, count);
+    }
+    for value in ["21", "-1", "true", "1.5", "\"2\""] {
+        let rejection = read(value).unwrap_err();
+        assert_eq!((rejection.param(), rejection.status().as_u16()), (Some("logprobs"), 400), "{value}: {rejection}");
     }
 }
 

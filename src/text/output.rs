@@ -8,11 +8,13 @@ pub struct TextOutput {
     stops: StopMatcher,
     min_tokens: u32,
     tokens: u32,
+    /// Characters of the text so far, whether released, held back or cut off by a stop string.
+    chars: usize,
 }
 
 impl TextOutput {
     pub fn new<S: AsRef<str>>(stops: &[S], min_tokens: u32) -> Self {
-        Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops), min_tokens, tokens: 0 }
+        Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops), min_tokens, tokens: 0, chars: 0 }
     }
 
     /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave
@@ -25,11 +27,17 @@ impl TextOutput {
         }
         let mut text = String::new();
         self.detokenizer.push(&tokenizer.piece(id), &mut text);
+        self.chars += text.chars().count();
         if self.tokens <= self.min_tokens {
             out.push_str(&text);
             return false;
         }
         self.stops.push(&text, out)
+    }
+
+    /// Where the next token's text begins, in characters; inside a character that is not whole yet, where that begins.
+    pub fn chars(&self) -> usize {
+        self.chars
     }
 
     /// The last token came: releases what was held. True when the last characters completed a stop string.

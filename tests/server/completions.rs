@@ -33,12 +33,19 @@ async fn streamed(server: &Server, mut body: Value) -> Value {
             if first.get("token_ids").is_some() {
                 first["token_ids"] = json!([]);
             }
+            if let Some(lists) = first["logprobs"].as_object_mut() {
+                lists.values_mut().for_each(|list| *list = json!([]));
+            }
             first
         });
         assert_eq!(choice["finish_reason"], Value::Null, "nothing comes after the end of a choice");
         choice["text"] = json!(format!("{}{}", choice["text"].as_str().unwrap(), delta["text"].as_str().unwrap()));
         if let Some(more) = delta.get("token_ids") {
             choice["token_ids"].as_array_mut().unwrap().extend(more.as_array().unwrap().clone());
+        }
+        if let Some(lists) = choice["logprobs"].as_object_mut() {
+            let more = |name: &str| delta["logprobs"][name].as_array().expect("a list").clone();
+            lists.iter_mut().for_each(|(name, list)| list.as_array_mut().unwrap().extend(more(name)));
         }
         choice["finish_reason"] = delta["finish_reason"].clone();
     }
@@ -224,6 +231,51 @@ async fn several_prompts_are_several_choices_with_one_sum() {
     let reasons: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| &c["finish_reason"]).collect();
     assert_eq!(reasons, ["stop", "stop", "length", "stop"]);
     assert_eq!(reply["usage"], json!({"prompt_tokens": 11, "completion_tokens": 18, "total_tokens": 29}));
+}
+
+#[tokio::test]
+async fn b52_logprobs_come_in_four_lists_of_equal_length_whose_offsets_match_the_text() {
+    let tokens = [ids("the 🌍 and"), vec![105], ids("b")].concat();
+    let server = scripted(tokens.clone()).await;
+    for (count, per_step) in [(0, 1), (2, 1), (20, 3)] {
+        server.engine.send(Command::TokensPerStep(per_step));
+        let body = json!({"prompt": "x", "max_tokens": 100, "logprobs": count, "return_token_ids": true, "n": 2});
+        let reply = both(&server, body).await;
+        for choice in reply["choices"].as_array().unwrap() {
+            let lists = choice["logprobs"].as_object().unwrap();
+            let text: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+            let all = [tokens.clone(), vec![EOS]].concat();
+            assert_eq!((choice["token_ids"].clone(), lists.len()), (json!(all), 4));
+            assert!(lists.values().all(|list| list.as_array().unwrap().len() == all.len()), "{lists:?}");
+            for (i, &token) in all.iter().enumerate() {
+                let name = lists["tokens"][i].as_str().unwrap();
+                let offset = lists["text_offset"][i].as_u64().unwrap() as usize;
+                if !name.starts_with("bytes:") && !tokenizer().is_special(token) {
+                    assert!(text[offset..].iter().collect::<String>().starts_with(name), "{name} at {offset}");
+                }
+                let top = lists["top_logprobs"][i].as_object().unwrap();
+                assert_eq!(top[name], lists["token_logprobs"][i]);
+                assert!(top.len() <= count + 1 && top.len() >= count.max(1), "{top:?}");
+            }
+            // The four bytes of one character begin where it stands.
+            assert_eq!(lists["text_offset"].as_array().unwrap()[..6], [0, 3, 4, 4, 4, 4].map(|at| json!(at)));
+        }
+    }
+    // A request that does not ask gets null, and no number is given out for it.
+    let reply = both(&server, json!({"prompt": "x", "max_tokens": 3, "logprobs": null})).await;
+    assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn b52_logprobs_of_tokens_that_a_stop_string_cut_off_are_the_same_streamed_and_gathered() {
+    let server = scripted(ids("ab the end")).await;
+    for stop in ["the e", "d", "zz"] {
+        let body = json!({"prompt": "x", "max_tokens": 50, "logprobs": 1, "stop": stop, "return_token_ids": true});
+        let reply = both(&server, body).await;
+        let choice = &reply["choices"][0];
+        let tokens = choice["token_ids"].as_array().unwrap().len();
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), tokens, "{stop}");
+    }
 }
 
 #[tokio::test]

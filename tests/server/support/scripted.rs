@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gemma4_serve::engine::handle::{EngineDoor, Ticket};
-use gemma4_serve::request::{Cancel, Failure, GenerateRequest, Terminal};
+use gemma4_serve::request::{Cancel, Failure, GenerateRequest, Terminal, TokenLogprobs};
 use gemma4_serve::server::EngineEnd;
 use parking_lot::Mutex;
 
@@ -211,6 +211,9 @@ impl Engine {
             self.running.retain(|(ticket, plan)| {
                 let i = ticket.published() as usize;
                 let token = plan.get(i).copied().unwrap_or(super::EOS);
+                if let Some(count) = ticket.request.sampling.logprobs {
+                    ticket.publish_logprobs(logprobs_of(token, count));
+                }
                 ticket.publish(token);
                 let stop = [1, 50, 106].contains(&token) && !ticket.request.ignore_eos;
                 let length = i + 1 == ticket.request.max_tokens as usize;
@@ -223,4 +226,10 @@ impl Engine {
             });
         }
     }
+}
+
+/// Made up: ids around the token's, and the token itself only where it is even.
+pub fn logprobs_of(token: u32, count: u32) -> TokenLogprobs {
+    let top: Vec<(u32, f32)> = (0..count).map(|i| ((token & !1) ^ (2 * i), -1.0 - i as f32)).collect();
+    TokenLogprobs::new(token, if token % 2 == 0 { -1.0 } else { -25.5 }, 1, &top)
 }
