@@ -92,6 +92,8 @@ pub enum Failure {
     Engine(String),
     #[error("the logits of output token {output_index} are not a number")]
     NotANumber { output_index: u32 },
+    #[error("the logits behind prompt token {position} are not a number")]
+    PromptNotANumber { position: usize },
     #[error("every token is masked at output token {output_index}")]
     AllMasked { output_index: u32 },
     #[error("the server is shutting down and the drain time is over")]

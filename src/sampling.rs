@@ -38,6 +38,8 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<u32>>,
     /// Most likely tokens to report beside the chosen one.
     pub logprobs: Option<u32>,
+    /// Most likely tokens to report at each position of the prompt beside its token, always raw.
+    pub prompt_logprobs: Option<u32>,
     /// The server's, the same for every request.
     pub logprobs_mode: LogprobsMode,
 }
@@ -95,6 +97,7 @@ impl SamplingParams {
             allowed_token_ids: None,
             bad_words: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
             logprobs_mode: LogprobsMode::Raw,
         }
     }

@@ -130,7 +130,15 @@ fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -
     let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
         let flight = runner.launch_prompt(
-            PromptChunk { slot: 0, start: index * chunk, tokens, pages: None, last: None, sampling: None },
+            PromptChunk {
+                slot: 0,
+                start: index * chunk,
+                tokens,
+                scored: None,
+                pages: None,
+                last: None,
+                sampling: None,
+            },
             Vec::new(),
         )?;
         runner.collect(&flight, |_, _| {})?;

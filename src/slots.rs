@@ -22,8 +22,11 @@ use crate::model::kernels::{G4Logprobs, G4Record};
 /// Records that one row's log-probabilities are as long as.
 pub const LOGPROBS_RECORDS: usize = size_of::<G4Logprobs>() / size_of::<G4Record>();
 const _: () = assert!(LOGPROBS_RECORDS * size_of::<G4Record>() == size_of::<G4Logprobs>());
-/// Records as long as all that a decode step can report.
-pub const STEP_RECORDS_MAX: usize = ROWS_MAX * (1 + LOGPROBS_RECORDS);
+/// Records as long as all that one step can report: a decode step of as many rows as there can be, or a prompt chunk
+/// every token of which is scored, and the token sampled behind it.
+pub fn records_max(chunk_tokens: usize) -> usize {
+    ROWS_MAX.max(chunk_tokens + 1) * (1 + LOGPROBS_RECORDS)
+}
 
 pub struct Readback {
     slots: [PinnedSlot; 2],
@@ -66,9 +69,11 @@ pub struct RecordMismatch {
 }
 
 impl Readback {
-    pub fn new(context: &Context, spin: Duration) -> Result<Self, DriverError> {
+    /// `records_max`: most records a step reads back.
+    pub fn new(context: &Context, spin: Duration, records_max: usize) -> Result<Self, DriverError> {
         let slot = || -> Result<PinnedSlot, DriverError> {
-            Ok(PinnedSlot { records: PinnedBuffer::new(context, STEP_RECORDS_MAX)?, copied: Event::new(context)?, step: None })
+            let records = PinnedBuffer::new(context, records_max)?;
+            Ok(PinnedSlot { records, copied: Event::new(context)?, step: None })
         };
         Ok(Readback { slots: [slot()?, slot()?], spin })
     }
@@ -107,12 +112,17 @@ impl Readback {
         Ok(how)
     }
 
+    /// A record of a step that was just collected, by its place; unchecked.
+    pub fn record(&self, step: u64, at: usize) -> G4Record {
+        let slot = &self.slots[(step % 2) as usize];
+        assert_eq!(slot.step, None, "step {step} is not collected, or its readback slot is in use again");
+        slot.records.read(at)
+    }
+
     /// The log-probabilities of a step that was just collected, by their place in records; the slot is untouched until
     /// the step after the next is launched. They must be of that step and of the generation their row had.
     pub fn logprobs(&self, step: u64, generation: u32, at: usize) -> Result<G4Logprobs, RecordMismatch> {
-        let slot = &self.slots[(step % 2) as usize];
-        assert_eq!(slot.step, None, "step {step} is not collected, or its readback slot is in use again");
-        let words: [G4Record; LOGPROBS_RECORDS] = std::array::from_fn(|i| slot.records.read(at + i));
+        let words: [G4Record; LOGPROBS_RECORDS] = std::array::from_fn(|i| self.record(step, at + i));
         let entry: G4Logprobs = bytemuck::cast(words);
         if entry.step != device_step(step) || entry.generation != generation {
             let (got_step, got_generation) = (entry.step, entry.generation);

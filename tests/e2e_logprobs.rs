@@ -156,3 +156,85 @@ async fn t004_2_a_logprob_or_penalised_row_costs_no_launch_no_copy_and_no_drain(
     // The pipeline is emptied when nothing is left to launch, and then alone.
     assert!(drains.iter().all(|&(rows, count)| count >= 1 && count <= rows), "{drains:?}");
 }
+
+/// Log-probabilities of a prompt's tokens as `prompt_logprobs` has them: of a position, by id.
+async fn prompt_entries(client: Client, ids: &[u64], fields: Value) -> Vec<Value> {
+    let mut body = json!({"prompt": ids, "max_tokens": 1, "ignore_eos": true, "temperature": 0, "prompt_logprobs": 20});
+    fields.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+    choices(client, body).await[0]["prompt_logprobs"].as_array().expect("a list").clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_tokens_logprobs_are_bit_for_bit_those_that_decoding_gives_behind_the_same_prefix() {
+    // Chunks of 8 with tiles of 4 rows, of 5 with tiles of 16, and the prompt in one piece.
+    let servers = [
+        Setup::serve(&["--max-running", "4", "--prefill-chunk", "8"]).model(&reference("dense")).start(),
+        dense(&["--prefill-chunk", "5"]),
+        dense(&["--logprobs-mode", "processed"]),
+    ];
+    let body = json!({
+        "prompt": [2, 5, 9, 11], "max_tokens": 40, "ignore_eos": true, "return_token_ids": true, "temperature": 1,
+        "seed": 5, "logprobs": 20, "top_p": 0.99,
+    });
+    let answer = choices(servers[0].client, body).await;
+    let lists = &answer[0]["logprobs"];
+    let mut ids = vec![2, 5, 9, 11];
+    ids.extend(answer[0]["token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64));
+    let mut seen = Vec::new();
+    for server in &servers {
+        let entries = prompt_entries(server.client, &ids, json!({})).await;
+        assert_eq!((entries.len(), &entries[0]), (ids.len(), &Value::Null));
+        for (i, entry) in entries.iter().enumerate().skip(4) {
+            let own = &entry[ids[i].to_string()];
+            assert_eq!(own["logprob"], lists["token_logprobs"][i - 4], "position {i}");
+            // The same likeliest tokens with the same numbers: JSON prints a float so that it comes back whole.
+            let by_name = lists["top_logprobs"][i - 4].as_object().expect("an object");
+            let entry = entry.as_object().expect("an object");
+            assert_eq!(entry.len(), by_name.len());
+            for other in entry.values() {
+                let name = other["decoded_token"].as_str().expect("a name");
+                assert_eq!(Some(&other["logprob"]), by_name.get(name), "position {i}, {name}");
+            }
+        }
+        seen.push(entries);
+    }
+    assert!(seen.iter().all(|entries| *entries == seen[0]), "any chunks, any tiles, either mode");
+    // Beside others, and fewer of them, and by way of an echo.
+    let neighbours: Vec<_> = mixed().into_iter().map(|body| tokio::spawn(choices(servers[1].client, body))).collect();
+    let three =
+        prompt_entries(servers[1].client, &ids, json!({"prompt_logprobs": 3, "echo": true, "logprobs": 0})).await;
+    for neighbour in neighbours {
+        neighbour.await.expect("an answer");
+    }
+    for (some, all) in three.iter().zip(&seen[0]).skip(1) {
+        let (some, all) = (some.as_object().expect("an object"), all.as_object().expect("an object"));
+        assert!((3..=4).contains(&some.len()) && some.iter().all(|(id, entry)| all[id] == *entry), "{some:?} {all:?}");
+    }
+    let echo = json!({"prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let echoed = choices(servers[1].client, echo).await;
+    let own = |i: usize| seen[0][i][ids[i].to_string()]["logprob"].clone();
+    let want: Vec<Value> = std::iter::once(Value::Null).chain((1..ids.len()).map(own)).collect();
+    assert_eq!(echoed[0]["logprobs"]["token_logprobs"], json!(want));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scored_prompt_costs_one_copy_a_chunk_and_nothing_is_allocated_for_it() {
+    let server = Setup::serve(&["--max-running", "4", "--prefill-chunk", "8"]).model(&reference("dense")).start();
+    let idle = || until("idle", || server.metric("gemma4_requests_running") == 0);
+    idle().await;
+    let ids: Vec<u64> = (0..30).map(|i| 3 + i * 5).collect();
+    let counts = ["copies_d2h", "allocations"];
+    let mut seen = Vec::new();
+    for fields in [json!({"prompt_logprobs": null}), json!({})] {
+        let before = counts.map(|name| server.soft(name));
+        let body = json!({"prompt": ids, "max_tokens": 5, "ignore_eos": true, "prompt_logprobs": 20});
+        let mut body = body;
+        fields.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        choices(server.client, body).await;
+        idle().await;
+        let after = counts.map(|name| server.soft(name));
+        seen.push([after[0] - before[0], after[1] - before[1]]);
+    }
+    // The prompt's last chunk and four decode steps; scored, each of four chunks has its own.
+    assert_eq!(seen, [[5, 0], [8, 0]]);
+}

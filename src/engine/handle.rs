@@ -55,8 +55,9 @@ pub struct Ticket {
     /// Ring of `max_tokens` entries, written once each, in order; entry i is valid when `published` > i.
     tokens: Box<[AtomicU32]>,
     published: AtomicU32,
-    /// Log-probabilities of the tokens, in order, each sent before its token is published; none for a request that does
-    /// not ask. Its length is bounded by the ring's; memory is taken as they come, a block of 31 at a time.
+    /// Log-probabilities of the prompt's tokens but the first, then of the answer's, as far as the request asks for
+    /// either, in order; each is sent before its token (the prompt's: before the answer's first) is published. No
+    /// more than tokens; memory is taken as they come, a block of 31 at a time.
     logprobs: Option<(Sender<TokenLogprobs>, Receiver<TokenLogprobs>)>,
     terminal: OnceLock<Terminal>,
     cancel: AtomicU8,
@@ -310,7 +311,7 @@ impl Reservation {
             id: RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed)),
             submitted: Instant::now(),
             tokens: (0..request.max_tokens).map(|_| AtomicU32::new(0)).collect(),
-            logprobs: request.sampling.logprobs.map(|_| unbounded()),
+            logprobs: request.sampling.logprobs.or(request.sampling.prompt_logprobs).map(|_| unbounded()),
             request,
             published: AtomicU32::new(0),
             terminal: OnceLock::new(),
@@ -356,6 +357,8 @@ impl Drop for Reservation {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
     pub tokens: Vec<u32>,
+    /// With the first token, where the request asked: one for each token of the prompt but the first.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// One a token where the request asked, else none.
     pub logprobs: Vec<TokenLogprobs>,
     pub terminal: Option<Terminal>,
@@ -386,17 +389,25 @@ impl TokenStream {
             if published > self.read || terminal.is_some() {
                 let tokens =
                     (self.read..published).map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed)).collect();
-                let logprobs = self.ticket.logprobs.iter().flat_map(|(_, sent)| {
-                    let next = || sent.try_recv().expect("log-probabilities are sent before their token");
-                    (self.read..published).map(move |_| next())
-                });
-                let logprobs = logprobs.collect();
+                let is_first = self.read == 0 && published > 0;
+                let request = &self.ticket.request;
+                let scored =
+                    if is_first && request.sampling.prompt_logprobs.is_some() { request.prompt.len() - 1 } else { 0 };
+                let asked = if request.sampling.logprobs.is_some() { published - self.read } else { 0 };
+                let (prompt_logprobs, logprobs) = (self.sent(scored), self.sent(asked as usize));
                 self.read = published;
                 self.ended = terminal.is_some();
-                return Update { tokens, logprobs, terminal };
+                return Update { tokens, prompt_logprobs, logprobs, terminal };
             }
             self.ticket.ready.notified().await;
         }
+    }
+
+    /// The next log-probabilities, which have been sent.
+    fn sent(&self, count: usize) -> Vec<TokenLogprobs> {
+        let next = |(_, sent): &(_, Receiver<TokenLogprobs>)| sent.try_recv().ok();
+        let next = || self.ticket.logprobs.as_ref().and_then(next);
+        (0..count).map(|_| next().expect("log-probabilities are sent before their token")).collect()
     }
 
     /// Why this side asked the engine to end the request early, if it did.

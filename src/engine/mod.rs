@@ -351,17 +351,21 @@ impl Engine {
         let slot = chunk.slot.index();
         let (generation, vocab) = (self.generations[slot], self.runner.forward.config.vocab);
         let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
+        let owner = row_owner(&self.running, &self.generations, slot, chunk.id);
         let rows = match chunk.last {
-            true => Rc::new([row_owner(&self.running, &self.generations, slot, chunk.id)]),
+            true => Rc::new([owner]),
             false => self.no_rows.clone(),
         };
         self.counters.step(StepKind::Prefill);
         let request = &ticket.request;
         let packed = chunk.last.then(|| request.sampling.pack(vocab, slot, &request.prompt));
+        let end = chunk.start + chunk.len;
+        let behind = || &request.prompt[chunk.start + 1..request.prompt.len().min(end + 1)];
         let prompt = PromptChunk {
             slot,
             start: chunk.start,
-            tokens: &ticket.request.prompt[chunk.start..chunk.start + chunk.len],
+            tokens: &request.prompt[chunk.start..end],
+            scored: request.sampling.prompt_logprobs.map(|_| (owner, behind())),
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
             last: packed.as_ref().map(|packed| slot_state(ticket, generation, packed.sampling)),
             sampling: packed,
@@ -426,7 +430,7 @@ impl Engine {
         self.scheduler.collected(StepNumber(flight.step));
         let _settling = nvtx::range(c"settle");
         let records = std::mem::take(&mut self.records);
-        if flight.has_logprobs() {
+        if flight.has_logprobs() || flight.scored.is_some() {
             self.publish_logprobs(&flight, &records)?;
         }
         for (owner, record) in flight.rows.iter().zip(&records) {

@@ -8,6 +8,7 @@ pub mod oracle;
 pub mod overlays;
 pub mod params;
 pub mod philox;
+pub mod prompt;
 
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 use crate::limits::{EOS_IDS_MAX, ROWS_MAX};
@@ -15,9 +16,10 @@ use crate::model::config::ModelConfig;
 use crate::model::kernels::bindings::{G4_EOS_IDS, G4_SAMPLE_GROUP};
 use crate::model::kernels::{G4Logprobs, G4Record, G4SampleParams, Kernels};
 use crate::model::plan::Geometry;
-use crate::slots::{LOGPROBS_RECORDS, STEP_RECORDS_MAX};
+use crate::slots::{LOGPROBS_RECORDS, records_max};
 use crate::step::StepTables;
 use overlays::Overlays;
+use prompt::PromptRows;
 
 const _: () = assert!(EOS_IDS_MAX == G4_EOS_IDS as usize);
 
@@ -38,6 +40,7 @@ pub struct Sampler {
     /// What a step reports, copied to a pinned slot after it: a record a row, then, as if they were records, the
     /// log-probabilities of the rows that ask.
     pub records: DeviceBuffer<G4Record>,
+    prompt: PromptRows,
     vocab: usize,
     eos: [i32; EOS_IDS_MAX],
     eos_count: usize,
@@ -73,7 +76,8 @@ impl Sampler {
             forced: DeviceBuffer::new(context, g.max_running)?,
             suppressed: DeviceBuffer::new(context, suppressed.len())?,
             overlays: Overlays::new(context, g.max_running, config.vocab)?,
-            records: DeviceBuffer::new(context, STEP_RECORDS_MAX)?,
+            records: DeviceBuffer::new(context, records_max(g.chunk_tokens))?,
+            prompt: PromptRows::new(context, stream, g.decode_rows)?,
             vocab: config.vocab,
             eos,
             eos_count: config.eos_ids.len().min(EOS_IDS_MAX),
@@ -95,15 +99,12 @@ impl Sampler {
         let n = rows.count;
         assert!(rows.slot.len() >= n && rows.row_slot.len() >= n && n <= ROWS_MAX);
         assert!(self.logits.len() >= n * self.vocab && self.forced.len() == tables.slots.len());
-        let logprobs = self.records.slice(n..n * (1 + LOGPROBS_RECORDS)).cast::<G4Logprobs>();
         kernels.sample(
             s,
             &G4SampleParams {
-                logits: self.logits.ptr(),
                 slot: rows.slot.ptr(),
                 status: rows.status.map_or(std::ptr::null(), |status| status.ptr().cast_const()),
                 row_slot: rows.row_slot.ptr(),
-                step: tables.step.ptr(),
                 slots: tables.slots.ptr(),
                 mask: self.overlays.mask.ptr(),
                 bias: self.overlays.bias.ptr(),
@@ -112,20 +113,31 @@ impl Sampler {
                 counts: self.overlays.counts.ptr(),
                 prompt_bits: self.overlays.prompt_bits.ptr(),
                 suppressed: self.suppressed.ptr(),
-                group_max: self.group_max.ptr(),
-                group_sum: self.group_sum.ptr(),
-                raw_max: self.raw_max.ptr(),
-                raw_sum: self.raw_sum.ptr(),
-                records: self.records.ptr(),
-                logprobs: logprobs.ptr(),
-                rows: n as i32,
-                vocab: self.vocab as i32,
-                groups: self.vocab.div_ceil(G4_SAMPLE_GROUP as usize) as i32,
-                mask_words: self.vocab.div_ceil(32) as i32,
                 suppressed_count: self.suppressed.len() as i32,
                 eos_count: self.eos_count as i32,
                 eos_ids: self.eos,
+                ..self.row_params(tables, n, 0)
             },
         )
+    }
+
+    /// What `rows` rows need whoever they belong to; they report from record `first` on.
+    fn row_params(&self, tables: &StepTables, rows: usize, first: usize) -> G4SampleParams {
+        let records = self.records.slice(first..first + rows * (1 + LOGPROBS_RECORDS));
+        G4SampleParams {
+            logits: self.logits.ptr(),
+            step: tables.step.ptr(),
+            group_max: self.group_max.ptr(),
+            group_sum: self.group_sum.ptr(),
+            raw_max: self.raw_max.ptr(),
+            raw_sum: self.raw_sum.ptr(),
+            records: records.ptr(),
+            logprobs: records.slice(rows..records.len()).cast::<G4Logprobs>().ptr(),
+            rows: rows as i32,
+            vocab: self.vocab as i32,
+            groups: self.vocab.div_ceil(G4_SAMPLE_GROUP as usize) as i32,
+            mask_words: self.vocab.div_ceil(32) as i32,
+            ..bytemuck::Zeroable::zeroed()
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Log-probabilities on the wire: the completions route's lists, and the chat route's list of objects, made from the same
-//! tokens.
+//! Log-probabilities on the wire: the completions route's lists, and the chat route's list of objects, made from the
+//! same tokens.
 //!
 //! Numbers are natural logarithms, of the model's own distribution or of what was drawn from (`--logprobs-mode`). JSON
 //! has no minus infinity: an impossible token has [`IMPOSSIBLE`] (B51).
@@ -57,6 +57,45 @@ pub fn legacy(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> Legacy {
         tokens: tokens.iter().map(|token| tokenizer.name(token.token)).collect(),
         top_logprobs: tokens.iter().map(ranked).collect(),
     }
+}
+
+/// `choices[].prompt_logprobs`: for each token of the prompt, null for the first, its own entry and those of the most
+/// likely ones by their ids, most likely first.
+#[derive(Debug, PartialEq, serde::Serialize)]
+pub struct PromptLogprobs(pub Vec<Option<PromptEntries>>);
+
+#[derive(Debug, PartialEq)]
+pub struct PromptEntries(pub Vec<(u32, PromptEntry)>);
+
+#[derive(Debug, PartialEq, serde::Serialize)]
+pub struct PromptEntry {
+    pub logprob: f32,
+    /// 1 for the most likely token.
+    pub rank: u32,
+    pub decoded_token: String,
+}
+
+impl Serialize for PromptEntries {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        self.0.iter().try_for_each(|(id, entry)| map.serialize_entry(&id.to_string(), entry))?;
+        map.end()
+    }
+}
+
+/// The form of a prompt's own list.
+pub fn prompt(tokenizer: &Tokenizer, tokens: &[ScoredToken]) -> PromptLogprobs {
+    let entry = |id: u32, logprob: f32, rank: u32| {
+        (id, PromptEntry { logprob: finite(logprob), rank, decoded_token: tokenizer.name(id) })
+    };
+    let entries = tokens.iter().map(|token| {
+        let logprobs = token.logprobs?;
+        let top = logprobs.top().iter().zip(1..).map(|(&(id, logprob), rank)| entry(id, logprob, rank));
+        let is_among = logprobs.top().iter().any(|&(id, _)| id == token.token);
+        let own = (!is_among).then(|| entry(token.token, logprobs.logprob, logprobs.rank));
+        Some(PromptEntries(top.chain(own).collect()))
+    });
+    PromptLogprobs(entries.collect())
 }
 
 /// `choices[].logprobs` of `/v1/chat/completions`.
@@ -138,6 +177,17 @@ mod tests {
             r#"{"<turn|>":-9999.0}]}"#
         );
         assert_eq!(legacy, expected);
+    }
+
+    #[test]
+    fn a_prompts_own_list_is_by_ids_with_ranks() {
+        let first = ScoredToken { token: 2, text_offset: 0, logprobs: None };
+        let all: Vec<ScoredToken> = std::iter::once(first).chain(tokens()).collect();
+        let list = serde_json::to_value(prompt(&tokenizer(), &all)).unwrap();
+        assert_eq!(list[0], serde_json::Value::Null);
+        assert_eq!(list[1]["462"], json!({"logprob": -0.5, "rank": 1, "decoded_token": "the"}));
+        assert_eq!(list[1]["463"]["rank"], 2);
+        assert_eq!((list[2].as_object().unwrap().len(), &list[2]["269"]["logprob"]), (3, &json!(-7.0)));
     }
 
     #[test]

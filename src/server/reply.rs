@@ -45,6 +45,8 @@ struct ChoiceReply<'a> {
     logprobs: Option<logprobs::Legacy>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<logprobs::PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
@@ -82,6 +84,8 @@ impl Header {
             text: &delta.text,
             logprobs: self.logprobs.then(|| logprobs::legacy(&model.tokenizer, &delta.scored)),
             finish_reason: delta.finish.map(Finish::word),
+            prompt_logprobs: (!delta.prompt_scored.is_empty())
+                .then(|| logprobs::prompt(&model.tokenizer, &delta.prompt_scored)),
             token_ids: self.return_token_ids.then_some(&delta.token_ids),
             prompt_token_ids: prompt_ids.filter(|_| self.return_token_ids),
         }
@@ -98,6 +102,7 @@ pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Re
         choice.text.push_str(&delta.text);
         choice.token_ids.extend(delta.token_ids);
         choice.scored.extend(delta.scored);
+        choice.prompt_scored.extend(delta.prompt_scored);
         choice.finish = delta.finish;
     }
     let (model, ids) = (choices.model(), choices.prompt_ids());
@@ -168,7 +173,8 @@ impl Streaming {
                 Event::Silence => return Some(b": keep-alive\n\n".to_vec()),
                 Event::Next(Some(Ok(delta))) => {
                     // A delta of held-back text says nothing, unless its ids were asked for, or what comes with them.
-                    let has_tokens = self.header.return_token_ids || !delta.scored.is_empty();
+                    let has_tokens =
+                        self.header.return_token_ids || !delta.scored.is_empty() || !delta.prompt_scored.is_empty();
                     if delta.text.is_empty() && delta.finish.is_none() && !has_tokens {
                         continue;
                     }

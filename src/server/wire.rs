@@ -20,15 +20,21 @@ pub struct CompletionRequest {
     pub model: Option<String>,
     /// One or more.
     pub prompts: Vec<Prompt>,
-    /// Absent: the default, cut to what the context holds.
+    /// Absent: the default, cut to what the context holds. 0: the prompt is echoed and nothing generated.
     pub max_tokens: Option<u64>,
     pub stream: bool,
     pub include_usage: bool,
     pub stop: Vec<String>,
+    /// The stop string that matched stays in the text.
+    pub include_stop_str_in_output: bool,
     pub ignore_eos: bool,
     pub return_token_ids: bool,
+    /// The text of the prompt stands before the answer's, and its tokens' log-probabilities before the answer's.
+    pub echo: bool,
     /// Most likely tokens to report beside each token of the answer, and the token itself.
     pub logprobs: Option<u32>,
+    /// The same of the prompt's tokens, in a list of their own.
+    pub prompt_logprobs: Option<u32>,
     pub sampling: SamplingFields,
     /// For the log only.
     pub user: Option<String>,
@@ -116,20 +122,23 @@ impl<'de> Visitor<'de> for Body<'_> {
             match key.as_str() {
                 "model" => request.model = map.next_value()?,
                 "prompt" => request.prompts = map.next_value_seed(Prompts(self.0))?,
-                "max_tokens" => {
-                    request.max_tokens = map.next_value()?;
-                    if request.max_tokens == Some(0) {
-                        return Err(self.0.refuse(Rejection::MaxTokensZero));
-                    }
-                }
+                "max_tokens" => request.max_tokens = map.next_value()?,
                 "stream" => request.stream = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "stream_options" => stream_options = map.next_value::<Option<StreamOptions>>()?,
                 "stop" => request.stop = map.next_value::<Option<Stop>>()?.map(|s| s.0).unwrap_or_default(),
+                "include_stop_str_in_output" => {
+                    request.include_stop_str_in_output = map.next_value::<Option<bool>>()?.unwrap_or(false)
+                }
+                "echo" => request.echo = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "ignore_eos" => request.ignore_eos = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "return_token_ids" => request.return_token_ids = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "logprobs" => {
                     let logprobs = top_count("logprobs", map.next_value()?);
                     request.logprobs = logprobs.map_err(|rejection| self.0.refuse(rejection))?;
+                }
+                "prompt_logprobs" => {
+                    let logprobs = top_count("prompt_logprobs", map.next_value()?);
+                    request.prompt_logprobs = logprobs.map_err(|rejection| self.0.refuse(rejection))?;
                 }
                 "user" => request.user = map.next_value()?,
                 "metadata" => {
@@ -143,13 +152,19 @@ impl<'de> Visitor<'de> for Body<'_> {
                 _ => {
                     // The value is read first, so that a body that is not JSON is called that.
                     map.next_value::<IgnoredAny>()?;
-                    return Err(self.0.refuse(Rejection::UnsupportedField(key)));
+                    return Err(self.0.refuse(match key.starts_with("dry_") {
+                        true => Rejection::Dry(key),
+                        false => Rejection::UnsupportedField(key),
+                    }));
                 }
             }
             seen.push(key);
         }
         if !seen.iter().any(|key| key == "prompt") {
             return Err(self.0.refuse(Rejection::MissingField("prompt")));
+        }
+        if request.max_tokens == Some(0) && !request.echo {
+            return Err(self.0.refuse(Rejection::MaxTokensZero));
         }
         if let Some(options) = stream_options {
             if !request.stream {

@@ -77,10 +77,11 @@ fn wrong_types_name_their_field() {
 #[test]
 fn every_other_field_is_refused_by_name() {
     // B41, B43, B45: what this server cannot do it says, however the value looks.
-    for field in ["echo", "dry_multiplier", "messages", "Prompt", ""] {
+    for field in ["suffix", "messages", "Prompt", ""] {
         let json = format!(r#"{{"prompt":"a","{field}":{{"999999999":-100}}}}"#);
         assert_eq!(refusal(&json), Rejection::UnsupportedField(field.into()));
     }
+    assert_eq!(refusal(r#"{"prompt":"a","dry_base":1.75}"#), Rejection::Dry("dry_base".into()));
 }
 
 #[test]

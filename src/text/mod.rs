@@ -8,6 +8,6 @@ pub mod stop;
 pub mod tokenizer;
 
 pub use detokenizer::Detokenizer;
-pub use output::TextOutput;
+pub use output::{PromptText, TextOutput};
 pub use stop::StopMatcher;
 pub use tokenizer::{Tokenizer, TokenizerError};
