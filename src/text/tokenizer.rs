@@ -90,8 +90,8 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// The name a token goes by where tokens are listed: its text; `bytes:\\xHH` for a byte of a character; of a special
-    /// token its own spelling.
+    /// The name a token goes by where tokens are listed: its text; `bytes:\xHH` for a byte of a character; of a
+    /// special token its own spelling.
     pub fn name(&self, id: u32) -> String {
         match self.piece(id) {
             Piece::Text(text) => text,
