@@ -43,11 +43,12 @@ enum {
 // Bits of G4Sampling.flags.
 enum {
   G4_SAMPLING_SUMS = 1,       // the row needs its groups' sums: plain temperature, or top-p of the whole row
-  G4_SAMPLING_LOGPROBS = 2,   // the record carries the token's log-probability, and G4Logprobs is filled
+  G4_SAMPLING_LOGPROBS = 2,   // the record carries the token's log-probability, and the row has a G4Logprobs
   G4_SAMPLING_MASK = 4,       // only ids whose bit is set in the slot's mask compete
   G4_SAMPLING_BIAS = 8,       // bias_count entries of the slot's sparse overlay are added
   G4_SAMPLING_PENALTIES = 16, // penalty_table holds the slot's counts
   G4_SAMPLING_WORDS = 32,     // the slot's bad words of several tokens are watched
+  G4_SAMPLING_PROCESSED = 64, // log-probabilities are of what is drawn from, not of the raw logits; needs sums
 };
 
 // A record's token, when negative, is a status.
@@ -102,7 +103,7 @@ typedef struct G4Slot {
 // One row's result of one step, read back through the pinned slots.
 typedef struct G4Record {
   int32_t token;        // >= 0 a token id, < 0 one of G4_TOKEN_*
-  float logprob;        // of the token, by the raw logits; 0 where the request did not ask
+  float logprob;        // of the token; 0 where the request did not ask
   int32_t step;         // value of the device's step counter
   uint32_t generation;  // generation of the slot
 } G4Record;
@@ -124,10 +125,14 @@ typedef struct G4Words {
   int32_t tail[G4_BAD_WORD_TOKENS_MAX];          // last output tokens, latest first, -1 before the first
 } G4Words;
 
-// Log-probabilities of one row, appended behind the records. Ids of a row with less than `count` legal tokens are -1.
+// Log-probabilities of one row that asked. Entry i belongs to the i-th row whose slot asks: the entries stand side by
+// side behind the records, and the host knows their number. Ids past the row's legal tokens, or past what was asked
+// for, are -1.
 typedef struct G4Logprobs {
-  int32_t count;
+  int32_t step;                       // as in the row's record: an entry that was not written shows
+  uint32_t generation;
   int32_t rank;                       // logits of the row that are not below the token's, minus infinities aside
+  float token_logprob;                // of the record's token
   int32_t id[G4_LOGPROBS_MAX];        // most likely first, lowest id on ties
   float logprob[G4_LOGPROBS_MAX];
 } G4Logprobs;
@@ -358,10 +363,10 @@ typedef struct G4SampleParams {
   const int32_t* suppressed;    // [suppressed_count]
   uint32_t* group_max;          // [rows][groups] key of the greatest processed logit
   float* group_sum;             // [rows][groups] sum of exp((z - max) / T)
-  uint32_t* raw_max;            // [rows][groups] the same of raw logits at T = 1, rows with log-probabilities only
+  uint32_t* raw_max;            // [rows][groups] the same of raw logits at T = 1, rows with raw log-probabilities only
   float* raw_sum;               // [rows][groups]
   G4Record* records;            // [rows]
-  G4Logprobs* logprobs;         // [rows]
+  G4Logprobs* logprobs;         // [rows that ask], in row order
   int32_t rows;
   int32_t vocab;
   int32_t groups;               // ceil(vocab / G4_SAMPLE_GROUP)
@@ -446,7 +451,7 @@ G4_LAYOUT(G4SyntheticParams, 40, scale, 36);
 G4_LAYOUT(G4Sampling, 72, seed, 64);
 G4_LAYOUT(G4Bias, 8, value, 4);
 G4_LAYOUT(G4Words, 5196, tail, 5132);
-G4_LAYOUT(G4Logprobs, 168, logprob, 88);
+G4_LAYOUT(G4Logprobs, 176, logprob, 96);
 G4_LAYOUT(G4SampleParams, 240, eos_ids, 176);
 #undef G4_LAYOUT
 #endif

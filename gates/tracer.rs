@@ -39,10 +39,11 @@ use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::{G4Slot, KernelImage};
 use gemma4_serve::model::plan::PlanOptions;
 use gemma4_serve::request::GenerateRequest;
+use gemma4_serve::sampling::SamplingParams;
 use gemma4_serve::slots::Waited;
 use oracle::Oracle;
 use rig::Rig;
-use scenarios::{SCENARIOS, prompt, random_trace};
+use scenarios::{SCENARIOS, prompt, random_trace, sampling};
 use serve::{Random, Serve};
 
 /// A regular step that allocates is a fact that fails.
@@ -86,6 +87,8 @@ fn main() {
     }
     the_oracle_needs_the_list_alone(&mut gate, &world);
     regular_steps_cost_two_launches_and_a_readback(&mut gate, &world);
+    any_mix_of_parameters_costs_the_same(&mut gate, &world);
+    a_long_output_costs_a_step_no_more(&mut gate, &world);
     a_wait_parks_past_its_bound(&mut gate, &world);
     a_torn_slot_upload_stops_the_engine(&mut gate, &world);
     the_device_counter_wraps_under_way(&mut gate, &world);
@@ -228,7 +231,7 @@ fn regular_steps_cost_two_launches_and_a_readback(gate: &mut Gate, world: &World
         let mut wrong = Vec::new();
         for rows in 1..=40 {
             label(&format!("{rows} regular rows"), true, switches, 0);
-            let counts = regular_counts(&mut rig, rows, STEPS);
+            let counts = regular_counts(&mut rig, rows, STEPS, 2, |_| SamplingParams::greedy());
             rig.rest();
             let expected = [0, 0, 2 * STEPS, 0, STEPS, STEPS, 0];
             if counts != expected || !rig.wrong.is_empty() {
@@ -248,8 +251,71 @@ fn regular_steps_cost_two_launches_and_a_readback(gate: &mut Gate, world: &World
     gate.fact(allocations() == before + 1, "an allocation is counted");
 }
 
-/// Uploads, bytes, graphs, kernels, readbacks, host waits and allocations of that many steps of a roster at rest.
-fn regular_counts(rig: &mut Rig, rows: usize, steps: u64) -> [u64; 7] {
+/// The same for any mix of parameters, at 1, 8 and 64 rows (000-1, 004-2): rows that are sampled, penalised or ask for
+/// log-probabilities cost no upload, no launch and no copy more. Log-probabilities take memory as they come, a block of
+/// 31 at a time for each row that asks.
+fn any_mix_of_parameters_costs_the_same(gate: &mut Gate, world: &World) {
+    const STEPS: u64 = 20;
+    let options = PlanOptions { max_running: 64, max_context: Some(512), prefill_chunk: 64, ..PlanOptions::default() };
+    let mut rig = Rig::spinning(world, &options, true, Switches::default(), Duration::ZERO);
+    let mut wrong = Vec::new();
+    for rows in [1, 8, 64] {
+        for seed in 0..6 {
+            label(&format!("{rows} rows of any kind"), true, Switches::default(), seed);
+            let (mut random, mut asking) = (Random(seed), 0);
+            let [counts @ .., allocated] = regular_counts(&mut rig, rows, STEPS, 2, |_| {
+                let sampling = SamplingParams { prompt_logprobs: None, ..sampling(&mut random) };
+                asking += u64::from(sampling.logprobs.is_some());
+                sampling
+            });
+            rig.rest();
+            if counts != [0, 0, 2 * STEPS, 0, STEPS, STEPS] || allocated > asking || !rig.wrong.is_empty() {
+                let what = rig.wrong.join("; ");
+                wrong.push(format!("\n  {rows} rows, seed {seed}: {counts:?}, {allocated} of {asking} {what}"));
+            }
+            rig.wrong.clear();
+        }
+    }
+    let text = format!(
+        "{STEPS} steps of 1, 8 and 64 rows of any kind cost what greedy ones do, and are right{}",
+        wrong.concat()
+    );
+    gate.fact(wrong.is_empty(), &text);
+}
+
+/// B63: what a step of penalised rows costs the host does not depend on how much they have put out.
+fn a_long_output_costs_a_step_no_more(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 4, max_context: Some(1024), prefill_chunk: 64, ..PlanOptions::default() };
+    let mut rig = Rig::spinning(world, &options, true, Switches::default(), Duration::ZERO);
+    let penalised = |row: usize| SamplingParams {
+        temperature: 0.2,
+        seed: row as u64,
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.1,
+        logit_bias: vec![(5, 1.0)],
+        bad_words: vec![vec![7], vec![8, 9]],
+        min_tokens: 950,
+        ..SamplingParams::greedy()
+    };
+    let counts = [100, 900].map(|length| {
+        let counts = regular_counts(&mut rig, 3, 20, length, penalised);
+        rig.rest();
+        counts
+    });
+    let same = counts[0] == counts[1] && counts[0][0] == 0 && counts[0][6] == 0 && rig.wrong.is_empty();
+    let text = format!("penalised rows cost the same after 100 and 900 tokens: {counts:?} {}", rig.wrong.join("; "));
+    gate.fact(same, &text);
+}
+
+/// Uploads, bytes, graphs, kernels, readbacks, host waits and allocations of that many steps of a roster at rest, once
+/// every row has put out `length` tokens.
+fn regular_counts(
+    rig: &mut Rig,
+    rows: usize,
+    steps: u64,
+    length: usize,
+    mut sampling: impl FnMut(usize) -> SamplingParams,
+) -> [u64; 7] {
     let mut random = Random(rows as u64);
     let ids: Vec<_> = (0..rows)
         .map(|row| {
@@ -257,14 +323,15 @@ fn regular_counts(rig: &mut Rig, rows: usize, steps: u64) -> [u64; 7] {
             let prompt = prompt(&mut random, 3 + row);
             rig.submit(GenerateRequest {
                 prompt,
-                max_tokens: 80,
+                // The first rows run while the prompts of the others are computed.
+                max_tokens: (78 + length + rows) as u32,
                 ignore_eos: true,
                 stop_token_ids: Vec::new(),
-                sampling: Default::default(),
+                sampling: sampling(row),
             })
         })
         .collect();
-    while ids.iter().any(|&id| rig.count(id) < 2) && rig.step() {}
+    while ids.iter().any(|&id| rig.count(id) < length) && rig.step() {}
     let waits = || soft::counter("synchronisations").unwrap_or(0);
     let (before, waited) = (rig.serve.engine.runner().context.traffic(), waits());
     let mut allocated = 0;

@@ -11,6 +11,7 @@ use crate::device::DeviceChoice;
 use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX, SPARE_CONNECTIONS, WAITING_MAX};
 use crate::model::source::ModelSource;
 use crate::model::synthetic::{SyntheticModel, Variant};
+use crate::sampling::LogprobsMode;
 
 /// Model id of the checkpoint compiled into the binary.
 pub const EMBEDDED_MODEL_NAME: &str = "gemma4-embedded";
@@ -101,6 +102,10 @@ pub struct ServeFlags {
     /// software device].
     #[arg(long, value_name = "MICROSECONDS", value_parser = in_range(0, 10_000))]
     spin_us: Option<usize>,
+    /// Which log-probabilities are reported: raw (the model's own) or processed (of what tokens are drawn from: after
+    /// penalties, bias, temperature and filters).
+    #[arg(long, default_value = "raw", value_name = "MODE")]
+    logprobs_mode: LogprobsMode,
     /// Seconds after SIGTERM in which requests are still accepted while readiness is 503, 0 to 3600.
     #[arg(long, default_value = "5", value_name = "SECONDS", value_parser = seconds(0.0, 3600.0))]
     drain_delay: Duration,
@@ -191,6 +196,7 @@ pub struct Config {
     pub tail: bool,
     /// None: the device's default.
     pub spin: Option<Duration>,
+    pub logprobs_mode: LogprobsMode,
     pub drain_delay: Duration,
     pub drain_timeout: Duration,
     pub max_connections: usize,
@@ -256,6 +262,7 @@ impl Config {
             fingerprint: !flags.no_fingerprint,
             tail: !flags.no_tail,
             spin: flags.spin_us.map(|us| Duration::from_micros(us as u64)),
+            logprobs_mode: flags.logprobs_mode,
             drain_delay: flags.drain_delay,
             drain_timeout: flags.drain_timeout,
             // Requests in flight must not take every connection: the probes need some.
@@ -295,6 +302,7 @@ impl Config {
             ("fingerprint", if self.fingerprint { "on" } else { "off" }.into()),
             ("tail", if self.tail { "on" } else { "off" }.into()),
             ("spin", self.spin.map_or("(from the device)".into(), |spin| format!("{} us", spin.as_micros()))),
+            ("logprobs-mode", self.logprobs_mode.to_string()),
             ("drain-delay", s(self.drain_delay)),
             ("drain-timeout", s(self.drain_timeout)),
             ("max-connections", self.max_connections.to_string()),
@@ -441,6 +449,7 @@ mod tests {
             (&["--write-timeout", "0"], &["--write-timeout", "0.1 to 3600"]),
             (&["--max-context", "1"], &["--max-context", "2 to"]),
             (&["--kv-pages", "0"], &["--kv-pages", "1 to"]),
+            (&["--logprobs-mode", "raw_logits"], &["--logprobs-mode", "raw or processed"]),
             (&["--log", "a=b=c"], &["--log", "filter"]),
             (&["--no-such-flag"], &["--no-such-flag"]),
             (&["score", "--ids", "x", "--out", "y", "--path", "chunks:0"], &["--path", "chunks:N"]),

@@ -47,9 +47,14 @@ pub enum Rejection {
     MinTokens { min_tokens: u32, max_tokens: u32 },
     #[error("best_of is not served: every choice is sampled on its own, and none is discarded; use n")]
     BestOf,
+    #[error(
+        "{0} is not served: the repeat that each token would extend is a search through the whole context before every \
+         step, and the state the device keeps for a row allows constant work; use the other penalties"
+    )]
+    Dry(String),
     #[error("stream_options is only allowed when stream is true")]
     StreamOptionsWithoutStream,
-    #[error("max_tokens must be at least 1")]
+    #[error("max_tokens must be at least 1, unless echo asks for the prompt alone")]
     MaxTokensZero,
     #[error("stop has {count} strings; the limit is {limit}")]
     TooManyStops { count: usize, limit: usize },
@@ -135,6 +140,7 @@ impl Rejection {
             | BadWord { .. }
             | MinTokens { .. }
             | BestOf
+            | Dry(_)
             | StreamOptionsWithoutStream
             | MaxTokensZero
             | TooManyStops { .. }
@@ -158,9 +164,8 @@ impl Rejection {
             Refused(_) | Stalled { .. } | Cancelled | Failed(Failure::Engine(_) | Failure::DrainTimeout) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Failed(Failure::NotANumber { .. } | Failure::AllMasked { .. }) | Panicked => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. } | Failure::AllMasked { .. })
+            | Panicked => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -180,7 +185,7 @@ impl Rejection {
         match self {
             WrongType { param, .. } | NotServed { param, .. } => Some(param),
             NoMessages | NoChatTemplate | Chat(_) => Some("messages"),
-            UnsupportedField(name) | DuplicateField(name) => Some(name),
+            UnsupportedField(name) | DuplicateField(name) | Dry(name) => Some(name),
             MissingField(name) => Some(name),
             OutOfRange { param, .. } | NoSuchToken { param, .. } => Some(param),
             BadWord { .. } => Some("bad_words"),
@@ -211,7 +216,7 @@ impl Rejection {
             BodyUnreadable(_) => "body_unreadable",
             MalformedJson(_) => "malformed_json",
             NotAnObject(_) | WrongType { .. } => "invalid_type",
-            UnsupportedField(_) | NotServed { .. } | BestOf => "unsupported_field",
+            UnsupportedField(_) | NotServed { .. } | BestOf | Dry(_) => "unsupported_field",
             DuplicateField(_) => "duplicate_field",
             MissingField(_) => "missing_field",
             OutOfRange { .. }
@@ -240,7 +245,7 @@ impl Rejection {
             Refused(Refusal::Loading) => "loading",
             Refused(Refusal::Draining) => "draining",
             Refused(Refusal::Dead(_)) | Failed(Failure::Engine(_)) => "engine_failed",
-            Failed(Failure::NotANumber { .. }) => "not_a_number",
+            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. }) => "not_a_number",
             Failed(Failure::AllMasked { .. }) => "all_masked",
             Failed(Failure::DrainTimeout) => "drain_timeout",
             Cancelled => "cancelled",

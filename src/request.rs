@@ -36,6 +36,42 @@ impl GenerateRequest {
     }
 }
 
+/// Most likely tokens a position can report beside its own.
+pub const LOGPROBS_MAX: usize = 20;
+
+/// What a position of the text says of its token and of the likeliest ones. Of a fixed size: it crosses from the engine
+/// thread without an allocation of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    pub token: u32,
+    /// Minus infinity where the token was impossible.
+    pub logprob: f32,
+    /// Tokens at least as likely, itself among them.
+    pub rank: u32,
+    top: [(u32, f32); LOGPROBS_MAX],
+    count: usize,
+}
+
+impl TokenLogprobs {
+    /// `top`: at most [`LOGPROBS_MAX`], most likely first, lowest id on ties.
+    pub fn new(token: u32, logprob: f32, rank: u32, top: &[(u32, f32)]) -> Self {
+        let mut all = [(0, 0.0); LOGPROBS_MAX];
+        all[..top.len()].copy_from_slice(top);
+        TokenLogprobs { token, logprob, rank, top: all, count: top.len() }
+    }
+
+    /// The most likely tokens, as many as were asked for and are possible.
+    pub fn top(&self) -> &[(u32, f32)] {
+        &self.top[..self.count]
+    }
+
+    /// The same with the first `count` of them alone.
+    pub fn cut(mut self, count: usize) -> Self {
+        self.count = self.count.min(count);
+        self
+    }
+}
+
 /// How an accepted request ended. Exactly one per request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Terminal {
@@ -56,6 +92,8 @@ pub enum Failure {
     Engine(String),
     #[error("the logits of output token {output_index} are not a number")]
     NotANumber { output_index: u32 },
+    #[error("the logits behind prompt token {position} are not a number")]
+    PromptNotANumber { position: usize },
     #[error("every token is masked at output token {output_index}")]
     AllMasked { output_index: u32 },
     #[error("the server is shutting down and the drain time is over")]

@@ -38,6 +38,42 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<u32>>,
     /// Most likely tokens to report beside the chosen one.
     pub logprobs: Option<u32>,
+    /// Most likely tokens to report at each position of the prompt beside its token, always raw.
+    pub prompt_logprobs: Option<u32>,
+    /// The server's, the same for every request.
+    pub logprobs_mode: LogprobsMode,
+}
+
+/// Which distribution log-probabilities are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogprobsMode {
+    /// The model's own, before anything the request asks for.
+    #[default]
+    Raw,
+    /// What the token was drawn from: after bans, biases, penalties, temperature and filters. Of a greedy row, or one
+    /// whose token was forced, everything legal; at temperature 1 where greedy.
+    Processed,
+}
+
+impl std::str::FromStr for LogprobsMode {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "raw" => Ok(LogprobsMode::Raw),
+            "processed" => Ok(LogprobsMode::Processed),
+            _ => Err("must be raw or processed".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for LogprobsMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LogprobsMode::Raw => "raw",
+            LogprobsMode::Processed => "processed",
+        })
+    }
 }
 
 impl SamplingParams {
@@ -61,6 +97,8 @@ impl SamplingParams {
             allowed_token_ids: None,
             bad_words: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
+            logprobs_mode: LogprobsMode::Raw,
         }
     }
 

@@ -130,7 +130,15 @@ fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -
     let out = DeviceBuffer::new(&runner.context, chunk.min(ROWS_MAX) * scores.vocab)?;
     for (index, tokens) in ids.chunks(chunk).enumerate() {
         let flight = runner.launch_prompt(
-            PromptChunk { slot: 0, start: index * chunk, tokens, pages: None, last: None, sampling: None },
+            PromptChunk {
+                slot: 0,
+                start: index * chunk,
+                tokens,
+                scored: None,
+                pages: None,
+                last: None,
+                sampling: None,
+            },
             Vec::new(),
         )?;
         runner.collect(&flight, &mut Vec::new())?;
@@ -154,7 +162,7 @@ fn decode(runner: &mut Runner, ids: &[u32], graphs: bool, scores: &mut Scores) -
         let generation = position as u32 + 1;
         let state = G4Slot::unstoppable(position, id, ids.len() + 1, generation);
         runner.set_slot(0, state)?;
-        let owner = RowOwner { slot: 0, generation, id: RequestId(0) };
+        let owner = RowOwner { slot: 0, generation, id: RequestId(0), wants_logprobs: false };
         let (flight, _) = runner.launch_decode(0, vec![owner])?;
         runner.collect(&flight, &mut Vec::new())?;
         scores.logits.extend(runner.read_logits(1)?);

@@ -5,6 +5,9 @@
 //! copy's event, and must be of that step and of the generation its owner was launched with; (4) the engine settles it
 //! against that owner, never against the current roster.
 //!
+//! Behind the records of a step stand the log-probabilities of its rows that asked ([`G4Logprobs`], each as long as
+//! eleven records), in row order, so that one copy takes both; a step without such a row copies its records alone.
+//!
 //! Life of a slot: (1) free; (2) [`Readback::enqueue`] puts a copy of the step's records and an event behind its
 //! kernels; (3) [`Readback::collect`] waits for the event (a bounded spin, then parking), frees the slot, copies the
 //! records out and checks every one against the step and the owners it was launched with. Step n uses slot n mod 2, so
@@ -14,8 +17,17 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Context, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 use crate::limits::ROWS_MAX;
-use crate::model::kernels::G4Record;
+use crate::model::kernels::{G4Logprobs, G4Record};
 use crate::request::RequestId;
+
+/// Records that one row's log-probabilities are as long as.
+pub const LOGPROBS_RECORDS: usize = size_of::<G4Logprobs>() / size_of::<G4Record>();
+const _: () = assert!(LOGPROBS_RECORDS * size_of::<G4Record>() == size_of::<G4Logprobs>());
+/// Records as long as all that one step can report: a decode step of as many rows as there can be, or a prompt chunk
+/// every token of which is scored, and the token sampled behind it.
+pub fn records_max(chunk_tokens: usize) -> usize {
+    ROWS_MAX.max(chunk_tokens + 1) * (1 + LOGPROBS_RECORDS)
+}
 
 pub struct Readback {
     slots: [PinnedSlot; 2],
@@ -45,6 +57,8 @@ pub struct RowOwner {
     pub slot: usize,
     pub generation: u32,
     pub id: RequestId,
+    /// The row's slot asks for log-probabilities.
+    pub wants_logprobs: bool,
 }
 
 /// A step's number as the device counts it: the low 32 bits. Two steps that could be confused are 2^32 apart.
@@ -66,9 +80,11 @@ pub struct RecordMismatch {
 }
 
 impl Readback {
-    pub fn new(context: &Context, spin: Duration) -> Result<Self, DriverError> {
+    /// `records_max`: most records a step reads back.
+    pub fn new(context: &Context, spin: Duration, records_max: usize) -> Result<Self, DriverError> {
         let slot = || -> Result<PinnedSlot, DriverError> {
-            Ok(PinnedSlot { records: PinnedBuffer::new(context, ROWS_MAX)?, copied: Event::new(context)?, step: None })
+            let records = PinnedBuffer::new(context, records_max)?;
+            Ok(PinnedSlot { records, copied: Event::new(context)?, step: None })
         };
         Ok(Readback { slots: [slot()?, slot()?], spin })
     }
@@ -100,6 +116,25 @@ impl Readback {
         slot.records.copy_to(owners.len(), records);
         check(step, owners, records)?;
         Ok(how)
+    }
+
+    /// A record of a step that was just collected, by its place; unchecked.
+    pub fn record(&self, step: u64, at: usize) -> G4Record {
+        let slot = &self.slots[(step % 2) as usize];
+        assert_eq!(slot.step, None, "step {step} is not collected, or its readback slot is in use again");
+        slot.records.read(at)
+    }
+
+    /// The log-probabilities of a step that was just collected, by their place in records; the slot is untouched until
+    /// the step after the next is launched. They must be of that step and of the generation their row had.
+    pub fn logprobs(&self, step: u64, generation: u32, at: usize) -> Result<G4Logprobs, RecordMismatch> {
+        let words: [G4Record; LOGPROBS_RECORDS] = std::array::from_fn(|i| self.record(step, at + i));
+        let entry: G4Logprobs = bytemuck::cast(words);
+        if entry.step != device_step(step) || entry.generation != generation {
+            let (got_step, got_generation) = (entry.step, entry.generation);
+            return Err(RecordMismatch { row: at, step, generation, got_step, got_generation });
+        }
+        Ok(entry)
     }
 }
 

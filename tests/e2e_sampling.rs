@@ -3,6 +3,7 @@
 #[path = "support/process.rs"]
 mod process;
 
+use gemma4_serve::model::safetensors::{TensorInfo, TensorOut, read_header, write};
 use process::{Client, Server, Setup, reference, until};
 use serde_json::{Value, json};
 
@@ -37,6 +38,40 @@ fn mixed() -> Vec<Value> {
         sampled(1),
         with(u64::MAX, json!({"temperature": 0.3})),
     ]
+}
+
+/// A checkpoint's files in a folder of their own, to be changed.
+fn copy_of(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for file in std::fs::read_dir(reference(name)).expect("the checkpoint") {
+        let file = file.expect("a file");
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).expect("a copy");
+    }
+    copy
+}
+
+/// The dense checkpoint with a head of its own and an embedding in which one token is not a number: whoever feeds it
+/// has rows of NaN from then on.
+fn poisoned(token: usize) -> tempfile::TempDir {
+    const EMBED: &str = "model.language_model.embed_tokens.weight";
+    let copy = copy_of("dense");
+    let path = copy.path().join("model.safetensors");
+    let file = std::fs::read(&path).expect("the tensors");
+    let mut tensors = read_header(&file).expect("a header");
+    let mut bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| file[tensor.bytes.clone()].to_vec()).collect();
+    let embed = tensors.iter().position(|tensor| tensor.name == EMBED).expect("the embedding");
+    let (dtype, shape) = (tensors[embed].dtype, tensors[embed].shape.clone());
+    bytes.push(bytes[embed].clone());
+    tensors.push(TensorInfo { name: "lm_head.weight".into(), dtype, shape: shape.clone(), bytes: 0..0 });
+    let row = 2 * shape[1];
+    bytes[embed][token * row..(token + 1) * row].chunks_mut(2).for_each(|bf16| bf16.copy_from_slice(&[0xc0, 0x7f]));
+    let out: Vec<TensorOut> = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|(t, bytes)| TensorOut { name: &t.name, dtype: t.dtype, shape: &t.shape, bytes })
+        .collect();
+    write(&mut std::fs::File::create(&path).expect("a file"), &out).expect("a write");
+    copy
 }
 
 /// Token ids of every choice, by index.
@@ -134,11 +169,7 @@ async fn t000_9_requests_without_a_seed_differ_and_silent_ones_take_the_models_d
     assert_eq!(tokens(server.client, silent).await, tokens(server.client, greedy).await);
 
     // One that publishes sampling: a silent request is sampled with those values.
-    let copy = tempfile::tempdir().expect("a folder");
-    for file in std::fs::read_dir(reference("dense")).expect("the checkpoint") {
-        let file = file.expect("a file");
-        std::fs::copy(file.path(), copy.path().join(file.file_name())).expect("a copy");
-    }
+    let copy = copy_of("dense");
     let path = copy.path().join("generation_config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("the file")).expect("JSON");
     for (name, value) in [("do_sample", json!(true)), ("temperature", json!(1.5)), ("top_k", json!(3))] {
@@ -180,6 +211,51 @@ async fn t004_2_sampled_rows_ride_the_pipeline_two_graph_launches_and_one_copy_a
     for &(launches, copies) in &per_step {
         assert!(launches % 2 == 0 && copies >= launches / 2 && copies <= launches / 2 + 8, "{per_step:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b62_a_row_that_turns_nan_fails_its_request_alone_with_an_error_event() {
+    const BAD: u64 = 77;
+    let copy = poisoned(BAD as usize);
+    // A small pool: what a failed request leaves in its pages is granted again at once.
+    let flags = ["--max-running", "8", "--max-context", "64", "--kv-pages", "24"];
+    let server = Setup::serve(&flags).model(copy.path()).start();
+    let client = server.client;
+    let good: Vec<Value> = (0..6).map(|seed| sampled(100 + seed)).collect();
+    let want = alone(client, &good).await;
+    let failed = || server.metric("gemma4_requests_total{outcome=\"failed\"}");
+    for round in 0..3u64 {
+        let before = failed();
+        let neighbours = tokio::spawn({
+            let good = good.clone();
+            async move { together(client, &good).await }
+        });
+        // NaN in the prompt: nothing is generated, so the failure has a status.
+        let mut body = sampled(round);
+        body["prompt"] = json!([2, 5, BAD, 9]);
+        let reply = client.complete(body.clone()).await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (500, "not_a_number"), "{}", reply.text());
+        // NaN in the middle: a penalty ends 7's lead after a while, and the bad token's first turn is fed.
+        let mut body = sampled(round);
+        body["stream"] = json!(true);
+        (body["allowed_token_ids"], body["logit_bias"]) = (json!([7, BAD]), json!({"7": 40}));
+        (body["frequency_penalty"], body["temperature"], body["logprobs"]) = (json!(2), json!(0), json!(2));
+        body["max_tokens"] = json!(60);
+        let mut stream = client.open(body).await;
+        let events = stream.rest().await;
+        let (last, chunks) = events.split_last().expect("events");
+        assert!(last.contains("\"code\":\"not_a_number\"") && !events.contains(&"[DONE]".to_owned()), "{events:?}");
+        let tokens: Vec<Value> = chunks
+            .iter()
+            .map(|chunk| serde_json::from_str::<Value>(chunk).expect("JSON"))
+            .flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().expect("ids").clone())
+            .collect();
+        assert!(tokens.len() > 1 && tokens.iter().rposition(|t| *t == json!(BAD)) == Some(tokens.len() - 1));
+        assert_eq!(neighbours.await.expect("neighbours"), want, "round {round}");
+        assert_eq!(failed() - before, 2);
+    }
+    assert_eq!(together(client, &good).await, want, "on pages that held NaN");
+    assert_eq!(server.ready(), Some(200));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

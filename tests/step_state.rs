@@ -78,7 +78,12 @@ impl Pair {
     }
 
     fn owners(&self) -> Vec<RowOwner> {
-        let owner = |row: &Row| RowOwner { slot: row.slot, generation: row.generation, id: RequestId(0) };
+        let owner = |row: &Row| RowOwner {
+            slot: row.slot,
+            generation: row.generation,
+            id: RequestId(0),
+            wants_logprobs: false,
+        };
         self.rows.iter().map(owner).collect()
     }
 
@@ -99,13 +104,14 @@ impl Pair {
             ..G4Slot::unstoppable(prompt, 0, 0, self.generation)
         };
         let tokens: Vec<u32> = (0..prompt).map(|i| (i * 31 + self.generation as usize * 7) as u32 % 512).collect();
-        let owner = RowOwner { slot, generation: self.generation, id: RequestId(0) };
+        let owner = RowOwner { slot, generation: self.generation, id: RequestId(0), wants_logprobs: false };
         let mut records = Vec::new();
         for runner in &mut self.runners {
             for (index, tokens) in tokens.chunks(CHUNK).enumerate() {
                 let (start, is_last) = (index * CHUNK, index == (prompt - 1) / CHUNK);
                 let pages = (index == 0).then_some(&pages);
-                let chunk = PromptChunk { slot, start, tokens, pages, last: is_last.then_some(state), sampling: None };
+                let last = is_last.then_some(state);
+                let chunk = PromptChunk { slot, start, tokens, scored: None, pages, last, sampling: None };
                 let rows = if is_last { vec![owner] } else { Vec::new() };
                 let flight = runner.launch_prompt(chunk, rows).expect("a launch");
                 records.extend(collect(runner, &flight));

@@ -43,6 +43,9 @@ struct Kept {
   float mean;          // mean distance from it: the entropy less ln of the total mass
 };
 
+// Everything legal, in a row whose greatest y is `best`.
+G4_FN Kept all_kept(float best) { return {kKeyNegInf + 1, kKeyNan - 1, 0, best, 0.0f}; }
+
 // Nearness to the entropy, as a key: |-ln p - H| = |(best - y) - mean| exactly, ln of the total cancels.
 G4_FN uint32_t near_key(const Kept& k, float y) {
   const float off = (k.best - y) - k.mean;
@@ -64,7 +67,7 @@ G4_FN void each_of_row(Cta cta, const G4SampleParams& p, const SampleRow& r, con
     if (!r.raw) process_logits(p, r, group, cta.lane(), z);
     G4_UNROLL
     for (int j = 0; j < kLaneLogits; j++)
-      if (key_of(z[j]) > kKeyNegInf) f(r.raw ? z[j] : z[j] / r.s->temperature, logit_id(group, cta.lane(), j));
+      if (key_of(z[j]) > kKeyNegInf) f(r.raw ? z[j] : z[j] / row_temperature(r), logit_id(group, cta.lane(), j));
   }
 }
 

@@ -2,8 +2,8 @@
 //
 //   z = processed logits of the row (csrc/common/sampling_row.h); for group g
 //   group_max[g] = key of max z, or kKeyNan where a logit, banned or not, is NaN or plus infinity
-//   group_sum[g] = sum of exp(z / T - max / T)                   rows with G4_SAMPLING_SUMS
-//   raw_max, raw_sum: the same of the logits as they stand, T = 1   rows with G4_SAMPLING_LOGPROBS
+//   group_sum[g] = sum of exp(z / T - max / T)                   rows with G4_SAMPLING_SUMS; T = 1 where greedy
+//   raw_max, raw_sum: the same of the logits as they stand, T = 1   rows with raw log-probabilities
 //   The order of a sum: a lane adds its eight elements ascending from +0, then a tree over the lanes, strides 16 to 1.
 //
 // logits [rows][vocab] f32 (row bases 16-byte aligned when vocab is a multiple of 4), the rest [rows][groups].
@@ -44,7 +44,7 @@ G4_KERNEL(g4_sample_groups, G4SampleParams, 256) {
   const long long at = (long long)row * p.groups + group;
   uint32_t own = lane_max(z);
   const bool nan = own == kKeyNan;
-  if (r.s->flags & G4_SAMPLING_LOGPROBS) {
+  if ((r.s->flags & (G4_SAMPLING_LOGPROBS | G4_SAMPLING_PROCESSED)) == G4_SAMPLING_LOGPROBS) {
     const uint32_t maximum = warp_max(cta, own);
     const float sum = group_sum(cta, z, maximum, 1.0f);
     if (lane == 0) p.raw_max[at] = maximum, p.raw_sum[at] = sum;
@@ -54,6 +54,6 @@ G4_KERNEL(g4_sample_groups, G4SampleParams, 256) {
   const uint32_t maximum = warp_max(cta, own);
   if (lane == 0) p.group_max[at] = maximum;
   if (!(r.s->flags & G4_SAMPLING_SUMS)) return;
-  const float sum = group_sum(cta, z, maximum, r.s->temperature);
+  const float sum = group_sum(cta, z, maximum, row_temperature(r));
   if (lane == 0) p.group_sum[at] = sum;
 }

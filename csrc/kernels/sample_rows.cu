@@ -74,7 +74,7 @@ G4_FN int choose_plain(Cta cta, const G4SampleParams& p, const SampleRow& r, Sam
     for (int j = 0; j < kLaneLogits; j++) {
       const int id = logit_id(group, cta.lane(), j);
       if (key_of(z[j]) <= kKeyNegInf) continue;
-      const u64 key = pick_key(noisy(draw, kTokenNoise, z[j] / r.s->temperature, id), id);
+      const u64 key = pick_key(noisy(draw, kTokenNoise, z[j] / row_temperature(r), id), id);
       best = key > best ? key : best;
     }
   }
@@ -144,9 +144,11 @@ G4_FN bool apply_rules(Cta cta, const G4SampleParams& p, const SampleRow& r, Sam
   return true;
 }
 
-G4_FN int choose_filtered(Cta cta, const G4SampleParams& p, const SampleRow& r, SampleShared& sh, float best) {
+// What is left to draw from goes to `left`.
+G4_FN int choose_filtered(Cta cta, const G4SampleParams& p, const SampleRow& r, SampleShared& sh, float best,
+                          Left& left) {
   const G4Sampling& s = *r.s;
-  Kept kept = {kKeyNegInf + 1, kKeyNan - 1, 0, best, 0.0f};
+  Kept kept = all_kept(best);
   if (s.min_p > 0.0f) {
     const uint32_t key = key_of(best + ln(s.min_p));
     kept.low = key > kept.low ? key : kept.low;
@@ -169,6 +171,7 @@ G4_FN int choose_filtered(Cta cta, const G4SampleParams& p, const SampleRow& r, 
     count = kWide;
     apply_rules(cta, p, r, sh, count, false, row_mass, kept);
   }
+  left = {true, count, kept};
   const Draw draw = sample_draw(r);
   u64 chosen = 0;
   each(cta, p, r, sh, count, kept.low, [&](float y, int id) {
@@ -179,8 +182,8 @@ G4_FN int choose_filtered(Cta cta, const G4SampleParams& p, const SampleRow& r, 
   return pick_id(block_max(cta, chosen, sh.scratch));
 }
 
-// Token of a good row, or the status its logits ask for.
-G4_FN int choose(Cta cta, const G4SampleParams& p, const SampleRow& r, SampleShared& sh) {
+// Token of a good row, or the status its logits ask for. Afterwards the groups' keys are of z / T.
+G4_FN int choose(Cta cta, const G4SampleParams& p, const SampleRow& r, SampleShared& sh, Left& left) {
   const G4Sampling& s = *r.s;
   const uint32_t* group_max = p.group_max + (long long)r.row * p.groups;
   u64 best = 0;
@@ -194,14 +197,17 @@ G4_FN int choose(Cta cta, const G4SampleParams& p, const SampleRow& r, SampleSha
   const uint32_t maximum = (uint32_t)(best >> 32);
   if (maximum == kKeyNan) return G4_TOKEN_NAN;
   if (maximum <= kKeyNegInf) return G4_TOKEN_MASKED;
-  if (p.forced[r.slot] >= 0) return p.forced[r.slot];
-  if (s.temperature == 0.0f) return choose_greedy(cta, p, r, sh, pick_id(best));
+  if (s.temperature == 0.0f) {
+    return p.forced[r.slot] >= 0 ? p.forced[r.slot] : choose_greedy(cta, p, r, sh, pick_id(best));
+  }
   for (int g = cta.tid(); g < p.groups; g += G4_SAMPLE_THREADS)
     if (sh.group[g] > kKeyNegInf) sh.group[g] = key_of(key_value(sh.group[g]) / s.temperature);
   G4_SYNC(cta);
+  if (p.forced[r.slot] >= 0) return p.forced[r.slot];
   const bool filtered = s.top_k > 0 || s.top_p < 1.0f || s.min_p > 0.0f || s.typical_p < 1.0f ||
                         s.xtc_probability > 0.0f;
-  return filtered ? choose_filtered(cta, p, r, sh, key_value(maximum) / s.temperature) : choose_plain(cta, p, r, sh);
+  if (!filtered) return choose_plain(cta, p, r, sh);
+  return choose_filtered(cta, p, r, sh, key_value(maximum) / s.temperature, left);
 }
 
 G4_FN bool stops(const G4SampleParams& p, const G4Slot& slot, int token) {
@@ -242,9 +248,10 @@ G4_KERNEL(g4_sample_rows, G4SampleParams, G4_SAMPLE_BOUNDS) {
   float logprob = 0.0f;
   if (token == 0) {
     const SampleRow r = sample_row(p, row);
-    token = choose(cta, p, r, *sh);
+    Left left = {false, 0, all_kept(0.0f)};
+    token = choose(cta, p, r, *sh, left);
     if (token >= 0) {
-      if (r.s->flags & G4_SAMPLING_LOGPROBS) logprob = report_logprobs(cta, p, r, *sh, token);
+      if (r.s->flags & G4_SAMPLING_LOGPROBS) logprob = report_logprobs(cta, p, r, *sh, token, left);
       G4_SYNC(cta);  // the row's state changes from here on
       if (r.s->flags & G4_SAMPLING_WORDS) watch_words(cta, p.words[r.slot], token);
     }

@@ -4,6 +4,8 @@
 //! sliding layer, then one global one.
 
 use gemma4_serve::request::{GenerateRequest, Terminal};
+use gemma4_serve::sampler::oracle::{Logprobs, OracleRow, Outcome, sample};
+use gemma4_serve::sampling::SamplingParams;
 
 /// The tracer model's shape as the oracle needs it.
 #[derive(Clone, Debug)]
@@ -17,6 +19,9 @@ pub struct Oracle {
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub tokens: Vec<u32>,
+    /// One a token, and one for each token of the prompt but the first, where the request asks for them.
+    pub logprobs: Vec<Logprobs>,
+    pub prompt_logprobs: Vec<Logprobs>,
     pub terminal: Terminal,
 }
 
@@ -41,20 +46,76 @@ impl Oracle {
     /// All tokens of a request and how it ends.
     pub fn answer(&self, request: &GenerateRequest) -> Answer {
         let mut prefix = Prefix::default();
-        request.prompt.iter().for_each(|&token| prefix.push(token, self.window));
-        let mut tokens = Vec::new();
-        loop {
-            let token = prefix.next(self.vocab);
-            tokens.push(token);
-            let is_eos = !request.ignore_eos && self.eos_ids.contains(&token);
-            if is_eos || request.stop_token_ids.contains(&token) {
-                return Answer { tokens, terminal: Terminal::Stop };
-            }
-            if tokens.len() == request.max_tokens as usize {
-                return Answer { tokens, terminal: Terminal::Length };
+        let (mut tokens, mut logprobs, mut prompt_logprobs) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, &token) in request.prompt.iter().enumerate() {
+            if let (true, Some(count)) = (i > 0, request.sampling.prompt_logprobs) {
+                prompt_logprobs.push(self.score(&prefix, token, count));
             }
             prefix.push(token, self.window);
         }
+        let terminal = loop {
+            let (token, scores) = self.draw(&prefix, request, &tokens);
+            tokens.push(token);
+            logprobs.extend(scores);
+            let is_eos = !request.ignore_eos && self.eos_ids.contains(&token);
+            if is_eos || request.stop_token_ids.contains(&token) {
+                break Terminal::Stop;
+            }
+            if tokens.len() == request.max_tokens as usize {
+                break Terminal::Length;
+            }
+            prefix.push(token, self.window);
+        };
+        Answer { tokens, logprobs, prompt_logprobs, terminal }
+    }
+
+    /// The token behind a prefix: the tracer's logits are 1 for its own token and 0 for all others, and the sampler's
+    /// oracle draws from them.
+    fn draw(&self, prefix: &Prefix, request: &GenerateRequest, output: &[u32]) -> (u32, Option<Logprobs>) {
+        if request.sampling == SamplingParams::greedy() {
+            return (prefix.next(self.vocab), None);
+        }
+        let row = OracleRow {
+            logits: &self.logits(prefix),
+            params: &request.sampling,
+            prompt: &request.prompt,
+            output,
+            suppressed: &[],
+            eos_ids: &self.eos_ids,
+            stop_ids: &request.stop_token_ids,
+            forced: None,
+        };
+        match sample(&row) {
+            Outcome::Token { token, logprobs, .. } => (token, logprobs),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What a prompt's position says of the token that follows.
+    fn score(&self, prefix: &Prefix, token: u32, count: u32) -> Logprobs {
+        let params = SamplingParams { logprobs: Some(count), ..SamplingParams::greedy() };
+        let (logits, none) = (self.logits(prefix), &[][..]);
+        let (params, forced) = (&params, Some(token));
+        let row = OracleRow {
+            logits: &logits,
+            params,
+            prompt: none,
+            output: none,
+            suppressed: none,
+            eos_ids: none,
+            stop_ids: none,
+            forced,
+        };
+        match sample(&row) {
+            Outcome::Token { logprobs: Some(logprobs), .. } => logprobs,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn logits(&self, prefix: &Prefix) -> Vec<f32> {
+        let mut logits = vec![0.0; self.vocab];
+        logits[prefix.next(self.vocab) as usize] = 1.0;
+        logits
     }
 }
 

@@ -7,7 +7,8 @@ use gemma4_serve::engine::Switches;
 use gemma4_serve::engine::handle::TokenStream;
 use gemma4_serve::kv::Family;
 use gemma4_serve::model::plan::PlanOptions;
-use gemma4_serve::request::{GenerateRequest, Terminal};
+use gemma4_serve::request::{GenerateRequest, Terminal, TokenLogprobs};
+use gemma4_serve::sampler::oracle::Logprobs;
 
 use crate::World;
 use crate::oracle::{Answer, Oracle};
@@ -158,12 +159,17 @@ impl<'a> Rig<'a> {
         let Some(stream) = &mut request.stream else { return };
         let Some(update) = stream.next().now_or_never() else { return };
         let begin = request.tokens.len();
+        let scores_differ = differ(&request.answer.logprobs, begin, &update.logprobs)
+            || differ(&request.answer.prompt_logprobs, 0, &update.prompt_logprobs);
         request.tokens.extend(update.tokens);
         let (tokens, answer) = (&request.tokens, &request.answer);
         let same = tokens.iter().zip(&answer.tokens).take_while(|(a, b)| a == b).count();
         let mut blame = None;
         if same < tokens.len() && same >= begin {
             blame = Some(format!("token {same} is {}, expected {:?}", tokens[same], answer.tokens.get(same)));
+        }
+        if scores_differ {
+            blame = blame.or(Some(format!("log-probabilities differ from token {begin} on")));
         }
         if let Some(terminal) = update.terminal {
             request.stream = None;
@@ -187,4 +193,17 @@ impl<'a> Rig<'a> {
         let (prompt, max, stops) = (request.prompt.len(), request.max_tokens, &request.stop_token_ids);
         self.wrong.push(format!("request {index} (prompt {prompt}, max_tokens {max}, stop ids {stops:?}) {text}"));
     }
+}
+
+/// Whether what came is not, bit for bit, what the oracle says from `begin` on. Entries hold as many of the most likely
+/// tokens as can be where a prompt is scored, so the first of them are compared.
+fn differ(want: &[Logprobs], begin: usize, got: &[TokenLogprobs]) -> bool {
+    let same = |(want, got): (&Logprobs, &TokenLogprobs)| {
+        let numbers = |top: &[(u32, f32)]| -> Vec<(u32, u32)> { top.iter().map(|t| (t.0, t.1.to_bits())).collect() };
+        let top = &got.top()[..want.top.len().min(got.top().len())];
+        want.of_token.to_bits() == got.logprob.to_bits()
+            && want.rank == got.rank as usize
+            && numbers(&want.top) == numbers(top)
+    };
+    got.len() > want.len().saturating_sub(begin) || !want.iter().skip(begin).zip(got).all(same)
 }

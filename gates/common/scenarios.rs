@@ -2,6 +2,7 @@
 
 use gemma4_serve::model::plan::PlanOptions;
 use gemma4_serve::request::GenerateRequest;
+use gemma4_serve::sampling::{LogprobsMode, SamplingParams};
 
 use crate::oracle::Oracle;
 use crate::rig::{Handle, Rig};
@@ -81,6 +82,41 @@ fn request(random: &mut Random, length: usize, max_tokens: usize) -> GenerateReq
         stop_token_ids: Vec::new(),
         sampling: Default::default(),
     }
+}
+
+/// Every kind of row that the sampler knows, half of them asking for log-probabilities, a few for those of the prompt.
+pub fn sampling(random: &mut Random) -> SamplingParams {
+    let mut p = SamplingParams { seed: random.next(), ..SamplingParams::greedy() };
+    // At 0.2 a fifth of the draws are the tracer's own token, so a row drawn from a wrong prefix shows.
+    p.temperature = [0.0, 0.2, 0.2, 1.0][random.below(4)];
+    match random.below(6) {
+        0 => (p.top_k, p.top_p) = (64, 0.95),
+        1 => p.top_p = 0.5,
+        2 => (p.min_p, p.xtc_probability, p.xtc_threshold) = (0.5, 0.5, 0.001),
+        3 => (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) = (1.2, 0.5, -0.3),
+        4 => {
+            let word = |i: usize| prompt(random, 1 + i % 2);
+            p.bad_words = (0..40).map(word).collect();
+        }
+        _ => {}
+    }
+    if random.below(3) == 0 {
+        let mut ids = prompt(random, 8);
+        ids.sort_unstable();
+        ids.dedup();
+        p.logit_bias = ids.into_iter().map(|id| (id, 1.5)).collect();
+    }
+    if random.below(4) == 0 {
+        p.allowed_token_ids = Some(prompt(random, 100));
+    }
+    if random.below(2) == 0 {
+        p.logprobs = Some([0, 1, 5, 20][random.below(4)]);
+        p.logprobs_mode = [LogprobsMode::Raw, LogprobsMode::Processed][random.below(2)];
+    }
+    if random.below(6) == 0 {
+        p.prompt_logprobs = Some([0, 3, 20][random.below(3)]);
+    }
+    p
 }
 
 /// Lengths around the borders of page and window.
@@ -248,7 +284,8 @@ fn every_width(rig: &mut Rig, random: &mut Random) {
     rig.rest();
 }
 
-/// Requests come, stop, reach limits, are aborted or lose their clients, at random steps.
+/// The model-based test of the slots: requests, greedy and sampled in every way, come, stop, reach limits, are aborted
+/// or lose their clients, at random steps.
 pub fn random_trace(rig: &mut Rig, random: &mut Random) {
     let oracle = rig.oracle();
     let mut left = 10 + random.below(20);
@@ -271,6 +308,10 @@ pub fn random_trace(rig: &mut Rig, random: &mut Random) {
                 }
             };
             request.ignore_eos = random.below(2) == 0;
+            if random.below(2) == 0 {
+                request.sampling = sampling(random);
+                request.sampling.min_tokens = (random.below(12) as u32).min(request.max_tokens);
+            }
             rig.submit(request);
         }
         if random.below(aborts) == 0

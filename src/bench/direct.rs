@@ -100,7 +100,7 @@ impl Direct {
         let pages = tokens.div_ceil(self.geometry().page_tokens_global);
         self.grant(0, pages)?;
         self.generation += 1;
-        let owner = RowOwner { slot: 0, generation: self.generation, id: RequestId(0) };
+        let owner = RowOwner { slot: 0, generation: self.generation, id: RequestId(0), wants_logprobs: false };
         let ids = self.token_ids(tokens);
         let chunk_tokens = self.geometry().chunk_tokens;
         self.runner.stream.synchronize()?;
@@ -113,7 +113,7 @@ impl Direct {
             let end = start + chunk.len() == tokens;
             let last = end.then(|| G4Slot::unstoppable(tokens, 0, tokens + 1, self.generation));
             let owners = if end { vec![owner] } else { Vec::new() };
-            let chunk = PromptChunk { slot: 0, start, tokens: chunk, pages: None, last, sampling: None };
+            let chunk = PromptChunk { slot: 0, start, tokens: chunk, scored: None, pages: None, last, sampling: None };
             in_flight.push_back(self.runner.launch_prompt(chunk, owners)?);
             self.drain(&mut in_flight, DEPTH - 1, what)?;
         }
@@ -134,8 +134,9 @@ impl Direct {
             self.grant(slot, self.pages_a_row(context))?;
             self.runner.set_slot(slot, G4Slot::unstoppable(context, token, limit, self.generation))?;
         }
-        let owners: Vec<RowOwner> =
-            (0..rows).map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0) }).collect();
+        let owners: Vec<RowOwner> = (0..rows)
+            .map(|slot| RowOwner { slot, generation: self.generation, id: RequestId(0), wants_logprobs: false })
+            .collect();
         self.runner.stream.synchronize()?;
 
         let mut in_flight = VecDeque::new();

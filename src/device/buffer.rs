@@ -153,6 +153,13 @@ impl<T: Pod> PinnedBuffer<T> {
         out.extend_from_slice(elements);
     }
 
+    /// One element.
+    pub fn read(&self, index: usize) -> T {
+        assert!(index < self.len, "{index} of {}", self.len);
+        // SAFETY: in bounds; Pod values have no invalid bit patterns.
+        unsafe { self.address.add(index).read_volatile() }
+    }
+
     pub fn write(&mut self, index: usize, value: T) {
         assert!(index < self.len, "{index} of {}", self.len);
         // SAFETY: in bounds, and `&mut self` excludes other host accesses.

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, unbounded};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::request::{Cancel, Failure, GenerateRequest, RequestId, Terminal};
+use crate::request::{Cancel, Failure, GenerateRequest, RequestId, Terminal, TokenLogprobs};
 
 /// Why a request is refused at the door. `Display` is the client's sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +55,10 @@ pub struct Ticket {
     /// Ring of `max_tokens` entries, written once each, in order; entry i is valid when `published` > i.
     tokens: Box<[AtomicU32]>,
     published: AtomicU32,
+    /// Log-probabilities of the prompt's tokens but the first, then of the answer's, as far as the request asks for
+    /// either, in order; each is sent before its token (the prompt's: before the answer's first) is published. No
+    /// more than tokens; memory is taken as they come, a block of 31 at a time.
+    logprobs: Option<(Sender<TokenLogprobs>, Receiver<TokenLogprobs>)>,
     terminal: OnceLock<Terminal>,
     cancel: AtomicU8,
     waiting: AtomicBool,
@@ -81,6 +85,14 @@ impl Ticket {
         self.tokens[n].store(token, Ordering::Relaxed);
         self.published.store((n + 1) as u32, Ordering::Release);
         true
+    }
+
+    /// Engine side: the log-probabilities of the token that is published next.
+    pub fn publish_logprobs(&self, logprobs: TokenLogprobs) {
+        if let Some((sender, _)) = &self.logprobs {
+            // Its receiver stands beside it.
+            let _ = sender.send(logprobs);
+        }
     }
 
     /// Tokens published so far.
@@ -309,6 +321,7 @@ impl Reservation {
             id: RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed)),
             submitted: Instant::now(),
             tokens: (0..request.max_tokens).map(|_| AtomicU32::new(0)).collect(),
+            logprobs: request.sampling.logprobs.or(request.sampling.prompt_logprobs).map(|_| unbounded()),
             request,
             published: AtomicU32::new(0),
             terminal: OnceLock::new(),
@@ -351,9 +364,13 @@ impl Drop for Reservation {
 }
 
 /// What a stream yields: new tokens, and the terminal when it came (then it is the last update).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
     pub tokens: Vec<u32>,
+    /// With the first token, where the request asked: one for each token of the prompt but the first.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// One a token where the request asked, else none.
+    pub logprobs: Vec<TokenLogprobs>,
     pub terminal: Option<Terminal>,
 }
 
@@ -382,12 +399,25 @@ impl TokenStream {
             if published > self.read || terminal.is_some() {
                 let tokens =
                     (self.read..published).map(|i| self.ticket.tokens[i as usize].load(Ordering::Relaxed)).collect();
+                let is_first = self.read == 0 && published > 0;
+                let request = &self.ticket.request;
+                let scored =
+                    if is_first && request.sampling.prompt_logprobs.is_some() { request.prompt.len() - 1 } else { 0 };
+                let asked = if request.sampling.logprobs.is_some() { published - self.read } else { 0 };
+                let (prompt_logprobs, logprobs) = (self.sent(scored), self.sent(asked as usize));
                 self.read = published;
                 self.ended = terminal.is_some();
-                return Update { tokens, terminal };
+                return Update { tokens, prompt_logprobs, logprobs, terminal };
             }
             self.ticket.ready.notified().await;
         }
+    }
+
+    /// The next log-probabilities, which have been sent.
+    fn sent(&self, count: usize) -> Vec<TokenLogprobs> {
+        let next = |(_, sent): &(_, Receiver<TokenLogprobs>)| sent.try_recv().ok();
+        let next = || self.ticket.logprobs.as_ref().and_then(next);
+        (0..count).map(|_| next().expect("log-probabilities are sent before their token")).collect()
     }
 
     /// Why this side asked the engine to end the request early, if it did.

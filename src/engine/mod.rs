@@ -6,6 +6,7 @@
 
 mod counters;
 pub mod handle;
+mod logprobs;
 pub mod runner;
 mod settle;
 pub mod start;
@@ -24,6 +25,7 @@ use crate::scheduler::{Chunk, Plan, RebuildCause, RosterGeneration, Row, Schedul
 use crate::slots::CollectError;
 use counters::{DrainCause, EngineCounters, StepKind};
 use handle::{EngineDoor, Ticket};
+use logprobs::row_owner;
 use runner::{InFlight, PromptChunk, RowOwner, Runner};
 use settle::{Flight, Lane, Running, StopFilter};
 
@@ -314,10 +316,7 @@ impl Engine {
             Plan::Decode { roster_generation, rows, cause, .. } => {
                 let is_new = self.roster != Some(roster_generation);
                 if is_new || !self.switches.fingerprint {
-                    let owner = |row: &Row| {
-                        let slot = row.slot.index();
-                        RowOwner { slot, generation: self.generations[slot], id: row.id }
-                    };
+                    let owner = |row: &Row| row_owner(&self.running, &self.generations, row.slot.index(), row.id);
                     let rows: Rc<[RowOwner]> = rows.iter().map(owner).collect();
                     self.count_roster_steps();
                     self.roster_lanes = rows.iter().map(|owner| self.lane(owner)).collect();
@@ -353,7 +352,7 @@ impl Engine {
         let slot = chunk.slot.index();
         let (generation, vocab) = (self.generations[slot], self.runner.forward.config.vocab);
         let ticket = &self.running[slot].as_ref().expect("a prefilling sequence runs").ticket;
-        let owner = RowOwner { slot, generation, id: chunk.id };
+        let owner = row_owner(&self.running, &self.generations, slot, chunk.id);
         let (rows, lanes): (Rc<[RowOwner]>, Rc<[Lane]>) = match chunk.last {
             true => (Rc::new([owner]), Rc::new([self.lane(&owner)])),
             false => (self.no_rows.clone(), self.no_lanes.clone()),
@@ -361,10 +360,13 @@ impl Engine {
         self.counters.step(StepKind::Prefill);
         let request = &ticket.request;
         let packed = chunk.last.then(|| request.sampling.pack(vocab, slot, &request.prompt));
+        let end = chunk.start + chunk.len;
+        let behind = || &request.prompt[chunk.start + 1..request.prompt.len().min(end + 1)];
         let prompt = PromptChunk {
             slot,
             start: chunk.start,
-            tokens: &ticket.request.prompt[chunk.start..chunk.start + chunk.len],
+            tokens: &request.prompt[chunk.start..end],
+            scored: request.sampling.prompt_logprobs.map(|_| (owner, behind())),
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
             last: packed.as_ref().map(|packed| slot_state(ticket, generation, packed.sampling)),
             sampling: packed,

@@ -1,6 +1,7 @@
 //! The model runner: launches steps on the device and collects them. It knows slots and rows, not requests.
 //!
-//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row. A prompt chunk runs the
+//! A decode step is the decode graph, the sampler graph and one readback of 16 bytes a row, and 176 more in rows that
+//! ask for log-probabilities. A prompt chunk runs the
 //! same kernels eagerly; the last chunk of a prompt samples the first output token and uses a readback slot like a
 //! decode step.
 
@@ -11,13 +12,14 @@ use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
-use crate::model::kernels::{G4Record, G4Slot};
+use crate::model::kernels::{G4Logprobs, G4Record, G4Slot};
 use crate::sampler::overlays::{OverlayPart, Overlays};
 use crate::sampler::params::PackedSampling;
+use crate::sampler::prompt::{SCORES_AT, score_places};
 use crate::sampler::{SampleRows, Sampler};
 use crate::scheduler::buckets;
 pub use crate::slots::RowOwner;
-use crate::slots::{CollectError, Readback, Waited, device_step};
+use crate::slots::{CollectError, LOGPROBS_RECORDS, Readback, Waited, device_step, records_max};
 use crate::step::{PromptUpload, StepState, StepTables};
 
 /// Everything on the device, and the one stream it runs on. Lives on the engine thread.
@@ -36,8 +38,9 @@ pub struct Runner {
     buckets: Vec<usize>,
     /// Steps launched; the device's counter holds the low 32 bits of it after its tail.
     step: u64,
-    /// Roster the device's row index was built for.
+    /// Roster the device's row index was built for, and how many of its rows ask for log-probabilities.
     roster: Option<u64>,
+    logprob_rows: usize,
     /// Whether the device advances positions and the step's number itself.
     has_tail: bool,
     /// By slot, the position its next decode step feeds: the mirror of what was launched. Read without the tail only.
@@ -51,6 +54,24 @@ pub struct Runner {
 pub struct InFlight {
     pub step: u64,
     pub rows: Rc<[RowOwner]>,
+    /// Where the log-probabilities of the rows that ask begin in the readback, in records; 0: no row asks.
+    logprobs_at: usize,
+    /// A prompt chunk whose tokens are scored.
+    pub scored: Option<ScoredChunk>,
+}
+
+/// The scored tokens of a prompt chunk: `count` from position `first` of the owner's prompt on.
+#[derive(Clone, Copy, Debug)]
+pub struct ScoredChunk {
+    pub owner: RowOwner,
+    pub first: usize,
+    pub count: usize,
+}
+
+impl InFlight {
+    pub fn has_logprobs(&self) -> bool {
+        self.logprobs_at > 0
+    }
 }
 
 /// One chunk of a prompt.
@@ -58,6 +79,8 @@ pub struct PromptChunk<'a> {
     pub slot: usize,
     pub start: usize,
     pub tokens: &'a [u32],
+    /// Whose tokens behind those of the chunk are scored, and which: one for each but the prompt's last.
+    pub scored: Option<(RowOwner, &'a [u32])>,
     /// The slot's pages, with the first chunk; none: they were granted by hand.
     pub pages: Option<&'a Reservation>,
     /// The slot's state for decoding when this is the prompt's last chunk: then the first token is sampled.
@@ -74,7 +97,7 @@ impl Runner {
             graphs: Vec::new(),
             replays: true,
             tap: None,
-            readback: Readback::new(&context, spin)?,
+            readback: Readback::new(&context, spin, records_max(g.chunk_tokens))?,
             sampler: Sampler::new(&context, &stream, &forward.config, &g)?,
             tables: StepTables::new(&context, &stream, &g, Overlays::upload_words(forward.config.vocab))?,
             buckets: buckets(g.max_running).to_vec(),
@@ -83,6 +106,7 @@ impl Runner {
             context,
             step: 0,
             roster: None,
+            logprob_rows: 0,
             has_tail: true,
             positions: vec![0; g.max_running],
             bucket_launches: 0,
@@ -191,6 +215,7 @@ impl Runner {
             slot: chunk.slot,
             start: chunk.start,
             tokens: chunk.tokens,
+            scored: chunk.scored.map_or(&[], |(_, tokens)| tokens),
             pages: chunk.pages,
             state: chunk.last,
             overlays: &overlays,
@@ -209,6 +234,8 @@ impl Runner {
             kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
         }
         self.step = step;
+        let scored = self.score_chunk(&chunk)?;
+        let (s, kernels) = (&self.stream, &self.forward.kernels);
         if let Some(state) = chunk.last {
             self.positions[chunk.slot] = state.position;
             self.forward.logits(s, rows.count - 1, 1, self.sampler.logits(1))?;
@@ -216,8 +243,22 @@ impl Runner {
             let sample = SampleRows { count: 1, slot, row_slot: slot, status: None };
             self.sampler.run(s, kernels, &self.tables, sample)?;
         }
-        self.readback.enqueue(s, step, self.sampler.records.slice(0..owners.len()))?;
-        Ok(InFlight { step, rows: owners })
+        let logprob_rows = owners.iter().filter(|owner| owner.wants_logprobs).count();
+        self.enqueue_readback(owners, 1, logprob_rows, scored)
+    }
+
+    /// Enqueues the scores of a chunk that wants them: logits of all its positions, a tile at a time, in the buffers
+    /// of a decode step.
+    fn score_chunk(&self, chunk: &PromptChunk) -> Result<Option<ScoredChunk>, DriverError> {
+        let Some((owner, tokens)) = chunk.scored.filter(|(_, tokens)| !tokens.is_empty()) else { return Ok(None) };
+        let (s, f, sampler, count) = (&self.stream, &self.forward, &self.sampler, tokens.len());
+        let tokens = self.tables.scored(chunk.tokens.len(), count);
+        for first in (0..count).step_by(sampler.tile()) {
+            let end = count.min(first + sampler.tile());
+            f.logits(s, first, end - first, sampler.logits(end - first))?;
+            sampler.score(s, &f.kernels, &self.tables, first, tokens.slice(first..end))?;
+        }
+        Ok(Some(ScoredChunk { owner, first: chunk.start + 1, count }))
     }
 
     /// Launches one decode step. Something is uploaded only when the roster's generation is new, or without the tail:
@@ -236,8 +277,25 @@ impl Runner {
         if !self.has_tail {
             rows.iter().for_each(|row| self.positions[row.slot] += 1);
         }
-        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..rows.len()))?;
-        Ok((InFlight { step: self.step, rows }, rebuild))
+        Ok((self.enqueue_readback(rows, bucket, self.logprob_rows, None)?, rebuild))
+    }
+
+    /// Enqueues the one copy of what the step reports, behind its kernels, which ran over `count` rows: records, and
+    /// the log-probabilities of the rows that ask behind them.
+    fn enqueue_readback(
+        &mut self,
+        rows: Rc<[RowOwner]>,
+        count: usize,
+        logprob_rows: usize,
+        scored: Option<ScoredChunk>,
+    ) -> Result<InFlight, DriverError> {
+        let (len, logprobs_at) = match logprob_rows {
+            0 => (rows.len(), 0),
+            asking => (count + asking * LOGPROBS_RECORDS, count),
+        };
+        let len = scored.map_or(len, |scored| SCORES_AT + scored.count * (1 + LOGPROBS_RECORDS));
+        self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..len))?;
+        Ok(InFlight { step: self.step, rows, logprobs_at, scored })
     }
 
     /// Uploads what the device lacks for the next decode step; false when it lacks nothing.
@@ -254,6 +312,7 @@ impl Runner {
             return Ok(false);
         }
         self.roster = Some(roster);
+        self.logprob_rows = rows.iter().filter(|row| row.wants_logprobs).count();
         Ok(true)
     }
 
@@ -299,7 +358,7 @@ impl Runner {
         self.launch_bucket(bucket)?;
         self.step += 1;
         self.readback.enqueue(&self.stream, self.step, self.sampler.records.slice(0..0))?;
-        Ok(InFlight { step: self.step, rows: Rc::new([]) })
+        Ok(InFlight { step: self.step, rows: Rc::new([]), logprobs_at: 0, scored: None })
     }
 
     /// Waits for a step and copies its records into `records`, in row order.
@@ -309,6 +368,28 @@ impl Runner {
         let how = self.readback.collect(flight.step, &flight.rows, records)?;
         self.tables.collected(flight.step);
         Ok(how)
+    }
+
+    /// Log-probabilities of the `index`-th row that asked, of a step just collected.
+    pub fn logprobs(&self, flight: &InFlight, index: usize, generation: u32) -> Result<G4Logprobs, CollectError> {
+        let at = flight.logprobs_at + index * LOGPROBS_RECORDS;
+        Ok(self.readback.logprobs(flight.step, generation, at)?)
+    }
+
+    /// Record and log-probabilities of a scored token of a prompt chunk just collected; their slots belong to nobody
+    /// and have no generation.
+    pub fn score(
+        &self,
+        flight: &InFlight,
+        scored: &ScoredChunk,
+        row: usize,
+    ) -> Result<(G4Record, G4Logprobs), CollectError> {
+        let (record, entry) = score_places(row, scored.count, self.sampler.tile());
+        let record = self.readback.record(flight.step, record);
+        if record.token < 0 {
+            return Ok((record, bytemuck::Zeroable::zeroed()));
+        }
+        Ok((record, self.readback.logprobs(flight.step, 0, entry)?))
     }
 
     /// Logits `[rows][vocab]` of the last step, copied to the host (`score`).

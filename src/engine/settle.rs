@@ -101,6 +101,9 @@ impl Engine {
         let _settling = nvtx::range(c"settle");
         assert_eq!(lanes.len(), self.records.len(), "step {} was launched with other lanes than rows", flight.step);
         let records = std::mem::take(&mut self.records);
+        if flight.has_logprobs() || flight.scored.is_some() {
+            self.publish_logprobs(&flight, &records)?;
+        }
         for (lane, record) in lanes.iter().zip(&records) {
             if !lane.goes_on(record)
                 && let Some(terminal) = self.settle_row(&lane.owner, flight.step, record)?

@@ -22,6 +22,7 @@ use crate::model::forward::Forward;
 use crate::model::kernels::{KernelError, KernelImage, Kernels};
 use crate::model::plan::{MemoryPlan, PlanError, PlanOptions};
 use crate::model::weights::Weights;
+use crate::sampling::SamplingParams;
 use crate::scheduler::buckets;
 use crate::server::ServedModel;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -236,7 +237,7 @@ fn served_model(
         eos_ids: ServedModel::unite_eos([&model.eos_ids[..]]),
         refused_ids: model.modality_ids.iter().map(|m| (m.id, m.field.to_owned())).collect(),
         vocab_size: model.vocab,
-        sampling: model.sampling.clone(),
+        sampling: SamplingParams { logprobs_mode: config.logprobs_mode, ..model.sampling.clone() },
         max_context: geometry.max_context,
         kv_tokens_max: geometry.global_pages.saturating_mul(geometry.page_tokens_global),
     }

@@ -6,9 +6,10 @@ use super::kernels::{G4Record, G4Slot};
 use super::plan::PlanOptions;
 use super::tensors;
 use crate::kv::KvShape;
-use crate::limits::BUCKETS;
+use crate::limits::{BUCKETS, ROWS_MAX};
 use crate::sampler::overlays::Overlays;
 use crate::scheduler::buckets;
+use crate::slots::records_max;
 
 /// The counts that fix every buffer's size. Tokens, pages, rows and items are counts; only `*_bytes` are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +202,7 @@ impl Geometry {
         let Widths { h, qkv, q, i } = Widths::of(config);
         let activations = Line {
             name: "activations",
-            arithmetic: format!("{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}) x {BF16} B + ids of 12 B"),
+            arithmetic: format!("{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}) x {BF16} B + ids of 16 B"),
             bytes: rows as u64 * Widths::of(config).row_bytes(),
         };
         let page_bytes = self.scratch_page_bytes(config);
@@ -229,8 +230,8 @@ impl Geometry {
         let groups = vocab.div_ceil(G4_SAMPLE_GROUP as usize);
         let logits = Line {
             name: "logits",
-            arithmetic: format!("{rows} rows x ({vocab} x {F32} B + {groups} group maxima and sums of 8 B)"),
-            bytes: product(&[rows, vocab, F32]) + product(&[rows, groups, 8]),
+            arithmetic: format!("{rows} rows x ({vocab} x {F32} B + {groups} groups' maxima and sums, 16 B)"),
+            bytes: product(&[rows, vocab, F32]) + product(&[rows, groups, 16]),
         };
         let slot_bytes = SLOT_BYTES + I32 * (self.ring_pages + self.global_table_pages);
         let tables = Line {
@@ -242,11 +243,19 @@ impl Geometry {
             bytes: product(&[self.max_running, slot_bytes]),
         };
         let tickets = rows * config.layers.iter().map(|layer| layer.kv_heads).max().unwrap_or(0);
-        let row_bytes = 7 * I32 + 2 * RECORD_BYTES;
+        let (row_bytes, score_bytes) = (7 * I32, size_of::<G4Slot>() + I32);
         let records = Line {
             name: "row tables and records",
-            arithmetic: format!("{rows} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts"),
-            bytes: product(&[rows, row_bytes]) + product(&[tickets, I32]) + 3 * I32 as u64,
+            arithmetic: format!(
+                "{ROWS_MAX} rows x {row_bytes} B + {tickets} tickets x {I32} B + 3 counts + {rows} rows of prompts x \
+                 {score_bytes} B + {} records of 16 B, a prompt chunk's with log-probabilities or a step's",
+                records_max(self.chunk_tokens)
+            ),
+            bytes: product(&[ROWS_MAX, row_bytes])
+                + product(&[tickets, I32])
+                + 3 * I32 as u64
+                + product(&[rows, score_bytes])
+                + product(&[records_max(self.chunk_tokens), RECORD_BYTES]),
         };
         let (overlay_bytes, upload_bytes) = (Overlays::slot_bytes(vocab), I32 * Overlays::upload_words(vocab));
         let overlays = Line {
@@ -282,10 +291,10 @@ impl Widths {
     }
 
     /// x, its norm and a projection's output; q | k | v; q after its norm; attention's output; gate | up; their
-    /// product; token, position and slot.
+    /// product; token, position, slot and a token to score.
     fn row_bytes(&self) -> u64 {
         let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i;
-        width as u64 * BF16 + 3 * I32 as u64
+        width as u64 * BF16 + 4 * I32 as u64
     }
 }
 

@@ -66,6 +66,11 @@ pub fn mass_of_sum(sum: f32) -> u64 {
     (MASS_ONE * sum) as u64
 }
 
+/// A mass as a sum of exponentials.
+pub fn sum_of_mass(mass: u64) -> f32 {
+    mass as f32 / MASS_ONE
+}
+
 /// The least whole number not below `share * total`, at least 1.
 pub fn mass_share(share: f32, total: u64) -> u64 {
     ((f64::from(share) * total as f64).ceil() as u64).max(1)

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::math::{self, exp, key_of, ln};
 use super::philox::{Draw, Purpose, uniform};
-use crate::sampling::SamplingParams;
+use crate::sampling::{LogprobsMode, SamplingParams};
 
 /// Logits of a group; the float sums of the sampler are over groups.
 pub const GROUP: usize = 256;
@@ -47,11 +47,11 @@ pub enum Outcome {
     AllMasked,
 }
 
-/// By the raw logits.
+/// By the raw logits, or over what was left to draw from (`SamplingParams::logprobs_mode`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub of_token: f32,
-    /// Logits of the row that are not below the token's, minus infinities aside.
+    /// Candidates that are not below the token, minus infinities aside.
     pub rank: usize,
     /// Most likely first, lowest id on ties.
     pub top: Vec<(u32, f32)>,
@@ -66,15 +66,24 @@ pub fn sample(row: &OracleRow) -> Outcome {
     if z.iter().all(|&z| z == f32::NEG_INFINITY) {
         return Outcome::AllMasked;
     }
+    let is_greedy = row.params.is_greedy(z.len());
     let (token, kept) = match row.forced {
         Some(token) => (token, vec![token]),
-        None if row.params.is_greedy(z.len()) => {
+        None if is_greedy => {
             let token = argmax(z.iter().copied().enumerate().map(|(id, z)| (id as u32, z)));
             (token, vec![token])
         }
         None => draw(row, &z),
     };
-    let logprobs = row.params.logprobs.map(|count| logprobs(row.logits, token, count as usize));
+    let logprobs = row.params.logprobs.map(|count| match row.params.logprobs_mode {
+        LogprobsMode::Raw => logprobs(row.logits, lse(row.logits), token, count as usize),
+        LogprobsMode::Processed => {
+            let mut y: Vec<f32> = z.iter().map(|z| if is_greedy { *z } else { z / row.params.temperature }).collect();
+            let is_whole = row.forced.is_some() || is_greedy || !is_filtered(row.params, y.len());
+            let lse = if is_whole { lse(&y) } else { keep_only(&mut y, &kept) };
+            logprobs(&y, lse, token, count as usize)
+        }
+    });
     Outcome::Token { token, kept, logprobs }
 }
 
@@ -263,9 +272,25 @@ fn keep_first(kept: &mut Vec<u32>, key: impl Fn(&u32) -> u32, weight: impl Fn(&u
     kept.retain(|id| key(id) >= least);
 }
 
-fn logprobs(logits: &[f32], token: u32, count: usize) -> Logprobs {
-    let best = group_max(logits);
-    let lse = best + ln(row_sum(logits, best));
+/// Logarithm of the sum of exponentials of a row.
+fn lse(values: &[f32]) -> f32 {
+    let best = group_max(values);
+    best + ln(row_sum(values, best))
+}
+
+/// Leaves `kept` alone in a row; the logarithm of their sum, by masses relative to the row's best.
+fn keep_only(y: &mut [f32], kept: &[u32]) -> f32 {
+    let best = group_max(y);
+    let total: u64 = kept.iter().map(|&id| math::mass(best - y[id as usize])).sum();
+    for (id, y) in y.iter_mut().enumerate() {
+        if kept.binary_search(&(id as u32)).is_err() {
+            *y = f32::NEG_INFINITY;
+        }
+    }
+    best + ln(math::sum_of_mass(total))
+}
+
+fn logprobs(logits: &[f32], lse: f32, token: u32, count: usize) -> Logprobs {
     let chosen = logits[token as usize];
     let mut top: Vec<u32> = (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     top.sort_unstable_by_key(|&id| (Reverse(key_of(logits[id as usize])), id));

@@ -6,10 +6,11 @@
 
 use crate::model::kernels::bindings::{
     G4_BAD_WORD_IDS_MAX, G4_BAD_WORD_TOKENS_MAX, G4_BAD_WORDS_MAX, G4_BIAS_MAX, G4_LOGPROBS_MAX, G4_SAMPLING_BIAS,
-    G4_SAMPLING_LOGPROBS, G4_SAMPLING_MASK, G4_SAMPLING_PENALTIES, G4_SAMPLING_SUMS, G4_SAMPLING_WORDS,
+    G4_SAMPLING_LOGPROBS, G4_SAMPLING_MASK, G4_SAMPLING_PENALTIES, G4_SAMPLING_PROCESSED, G4_SAMPLING_SUMS,
+    G4_SAMPLING_WORDS,
 };
 use crate::model::kernels::{G4Bias, G4Sampling, G4Words};
-use crate::sampling::SamplingParams;
+use crate::sampling::{LogprobsMode, SamplingParams};
 
 impl SamplingParams {
     /// What slot `slot` holds of these. Its penalty table has its own number: half a megabyte a slot, and no request
@@ -18,14 +19,16 @@ impl SamplingParams {
         let (bias, words) = (self.bias(), self.words());
         let prompt_bits = self.has_penalties().then(|| mask_of(prompt, vocab));
         let mask = self.allowed_token_ids.as_ref().map(|ids| mask_of(ids, vocab));
+        let is_processed = self.logprobs.is_some() && self.logprobs_mode == LogprobsMode::Processed;
         let mut flags = 0;
         for (is_on, flag) in [
-            (self.needs_sums(vocab), G4_SAMPLING_SUMS),
+            (self.needs_sums(vocab) || is_processed, G4_SAMPLING_SUMS),
             (self.logprobs.is_some(), G4_SAMPLING_LOGPROBS),
             (mask.is_some(), G4_SAMPLING_MASK),
             (!bias.is_empty(), G4_SAMPLING_BIAS),
             (prompt_bits.is_some(), G4_SAMPLING_PENALTIES),
             (words.is_some(), G4_SAMPLING_WORDS),
+            (is_processed, G4_SAMPLING_PROCESSED),
         ] {
             flags |= if is_on { flag } else { 0 };
         }

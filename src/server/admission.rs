@@ -9,6 +9,7 @@ use crate::request::GenerateRequest;
 use crate::sampling::SamplingParams;
 use crate::server::wire::{CompletionRequest, Prompt, Route};
 use crate::server::{App, ServedModel};
+use crate::text::PromptText;
 
 /// OpenAI's default of the completions route.
 pub const COMPLETION_TOKENS_DEFAULT: usize = 16;
@@ -16,6 +17,8 @@ pub const COMPLETION_TOKENS_DEFAULT: usize = 16;
 /// One accepted choice of a prompt.
 pub struct Accepted {
     pub prompt_ids: Vec<u32>,
+    /// The prompt as text, where it is to stand before the answer.
+    pub echo: Option<Arc<PromptText>>,
     pub stream: TokenStream,
 }
 
@@ -34,6 +37,9 @@ pub async fn admit(
     let places = app.engine.reserve(count)?;
     let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
     let mut sampling = request.sampling.over(&model.sampling, salt);
+    sampling.logprobs = request.logprobs;
+    sampling.prompt_logprobs = request.prompt_logprobs.max(request.logprobs.filter(|_| request.echo));
+    let echoes = echo(model, request.echo, &prompts).await?;
     let stop_token_ids = request.sampling.resolve(model, &mut sampling)?;
     let tokens_default = match request.route {
         Route::Completions => COMPLETION_TOKENS_DEFAULT,
@@ -47,6 +53,8 @@ pub async fn admit(
         .map(|(i, prompt)| {
             model.check_ids(i, &prompt)?;
             let max_tokens = model.max_tokens(i, prompt.len(), request.max_tokens, tokens_default)?;
+            // Echo alone: one token is generated and not given out.
+            let max_tokens = max_tokens.max(1);
             // Prompts of one request share its seed, or its salt; choices of a prompt draw from streams of their own.
             let (sampling, stop_token_ids) = (sampling.clone(), stop_token_ids.clone());
             if sampling.min_tokens > max_tokens {
@@ -64,9 +72,10 @@ pub async fn admit(
     places
         .into_iter()
         .zip(requests)
-        .map(|(place, request)| {
-            let prompt_ids = request.prompt.clone();
-            Ok(Accepted { prompt_ids, stream: place.submit(request)? })
+        .enumerate()
+        .map(|(index, (place, request))| {
+            let (prompt_ids, echo) = (request.prompt.clone(), echoes.get(index / choices).cloned());
+            Ok(Accepted { prompt_ids, echo, stream: place.submit(request)? })
         })
         .collect()
 }
@@ -108,6 +117,19 @@ async fn tokenise(model: &Arc<ServedModel>, prompts: Vec<Prompt>) -> Result<Vec<
                 Prompt::Chat(conversation) => model.encode_chat(conversation),
             })
             .collect()
+    })
+    .await
+}
+
+/// Texts of prompts that are echoed, one a prompt; of many tokens on a thread of its own, as in [`tokenise`].
+async fn echo(model: &Arc<ServedModel>, wanted: bool, prompts: &[Vec<u32>]) -> Result<Vec<Arc<PromptText>>, Rejection> {
+    if !wanted {
+        return Ok(Vec::new());
+    }
+    let (model, prompts) = (model.clone(), prompts.to_vec());
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    off_reactor(tokens > TOKENISE_INLINE_BYTES_MAX, move || {
+        Ok(prompts.iter().map(|ids| Arc::new(PromptText::new(&model.tokenizer, ids))).collect())
     })
     .await
 }

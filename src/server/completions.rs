@@ -88,6 +88,7 @@ async fn serve(app: Arc<App>, id: &ClientRequestId, request: Request, route: Rou
         model: model.id.as_str().into(),
         return_token_ids: request.return_token_ids,
         include_usage: request.include_usage,
+        logprobs: request.logprobs.is_some(),
     };
     if request.stream {
         reply::stream(header, choices, app.config.stream_keep_alive).await

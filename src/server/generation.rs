@@ -16,12 +16,12 @@ use futures_util::stream::FuturesUnordered;
 use crate::engine::handle::TokenStream;
 use crate::error::Rejection;
 use crate::metrics::{GENERATED_TOKENS_TOTAL, INTER_TOKEN, Outcome, PROMPT_TOKENS_TOTAL, TIME_TO_FIRST_TOKEN};
-use crate::request::{Cancel, Failure, Terminal};
+use crate::request::{Cancel, Failure, Terminal, TokenLogprobs};
 use crate::server::ServedModel;
 use crate::server::admission::Accepted;
 use crate::server::app::InFlight;
 use crate::server::wire::CompletionRequest;
-use crate::text::TextOutput;
+use crate::text::{PromptText, TextOutput};
 
 /// Why a choice ended, in the API's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +40,71 @@ impl Finish {
 }
 
 /// What one choice adds to the answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     pub index: usize,
     pub text: String,
     pub token_ids: Vec<u32>,
+    /// One a token where the request asked, else none. A token may come before its text, which a stop string can hold
+    /// back.
+    pub scored: Vec<ScoredToken>,
+    /// With the choice's first delta, where the request asked: one a token of the prompt.
+    pub prompt_scored: Vec<ScoredToken>,
     pub finish: Option<Finish>,
+}
+
+/// A token of the text with its log-probabilities: what every shape of reply is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    pub token: u32,
+    /// Where its text begins, in characters, before a stop string cut the text.
+    pub text_offset: usize,
+    /// None: nothing stands before it.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// What a choice says of its prompt, with its first token.
+struct Opening {
+    prompt_ids: Vec<u32>,
+    echo: Option<Arc<PromptText>>,
+    /// Most likely tokens that the request asked for: in the answer's lists, which begin with the prompt's where it is
+    /// echoed, and in the prompt's own.
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+}
+
+impl Opening {
+    /// Puts the prompt into the choice's first delta; `sent`: what the engine says of its tokens but the first.
+    fn write(&self, delta: &mut Delta, sent: &[TokenLogprobs]) {
+        if let Some(echo) = &self.echo {
+            delta.text.push_str(&echo.text);
+            if let Some(count) = self.logprobs {
+                delta.scored = self.scored(&echo.offsets, sent, count);
+            }
+        }
+        if let Some(count) = self.prompt_logprobs {
+            delta.prompt_scored = self.scored(&[], sent, count);
+        }
+    }
+
+    /// The prompt's tokens, with the first `count` of the most likely ones of each; no `offsets`: nobody asks for them.
+    fn scored(&self, offsets: &[usize], sent: &[TokenLogprobs], count: u32) -> Vec<ScoredToken> {
+        let sent = std::iter::once(None).chain(sent.iter().copied().map(Some));
+        let scored = self.prompt_ids.iter().zip(sent).enumerate().map(|(i, (&token, logprobs))| ScoredToken {
+            token,
+            text_offset: offsets.get(i).copied().unwrap_or(0),
+            logprobs: logprobs.map(|logprobs| logprobs.cut(count as usize)),
+        });
+        scored.collect()
+    }
 }
 
 struct Choice {
     index: usize,
+    /// What of the prompt stands before the first token; none, and none afterwards.
+    opening: Option<Opening>,
+    /// Nothing is generated: the token that comes is not given out.
+    only_prompt: bool,
     model: Arc<ServedModel>,
     stream: TokenStream,
     output: TextOutput,
@@ -70,8 +125,22 @@ impl Choice {
         }
         let update = self.stream.next().await;
         let mut delta = Delta { index: self.index, ..Delta::default() };
-        for &token in &update.tokens {
+        if !update.tokens.is_empty()
+            && let Some(opening) = self.opening.take()
+        {
+            opening.write(&mut delta, &update.prompt_logprobs);
+            if self.only_prompt {
+                self.stream.stop();
+                self.end(&mut delta, Finish::Length);
+                return Ok(delta);
+            }
+        }
+        for (i, &token) in update.tokens.iter().enumerate() {
             delta.token_ids.push(token);
+            if let Some(&logprobs) = update.logprobs.get(i) {
+                let text_offset = self.output.chars();
+                delta.scored.push(ScoredToken { token, text_offset, logprobs: Some(logprobs) });
+            }
             let silent = self.model.is_eos(token);
             if self.output.push(&self.model.tokenizer, token, silent, &mut delta.text) {
                 // Tokens the engine made meanwhile are not the answer's: text, ids and usage end at the match.
@@ -168,6 +237,7 @@ type Pending = Pin<Box<dyn Future<Output = (Choice, Result<Delta, Rejection>)> +
 
 /// The choices of one request that have not ended.
 pub struct Choices {
+    model: Arc<ServedModel>,
     running: FuturesUnordered<Pending>,
     prompt_ids: Vec<Vec<u32>>,
     /// Choices a prompt.
@@ -188,16 +258,26 @@ impl Choices {
         in_flight: InFlight,
     ) -> Self {
         let (choices, min_tokens) = (request.sampling.n.unwrap_or(1), request.sampling.min_tokens);
+        let keeps_stop = request.include_stop_str_in_output;
         let request_failed = Arc::new(AtomicBool::new(false));
         let (running, mut prompt_ids) = (FuturesUnordered::new(), Vec::new());
-        for (index, Accepted { prompt_ids: ids, stream }) in accepted.into_iter().enumerate() {
+        for (index, Accepted { prompt_ids: ids, echo, stream }) in accepted.into_iter().enumerate() {
             metrics::counter!(PROMPT_TOKENS_TOTAL).increment(ids.len() as u64);
+            let chars = echo.as_ref().map_or(0, |echo| echo.chars);
+            let opening = (echo.is_some() || request.prompt_logprobs.is_some()).then(|| Opening {
+                prompt_ids: ids.clone(),
+                echo,
+                logprobs: request.logprobs,
+                prompt_logprobs: request.prompt_logprobs,
+            });
             prompt_ids.push(ids);
             running.push(advance(Choice {
                 index,
                 model: model.clone(),
                 stream,
-                output: TextOutput::new(&request.stop, min_tokens),
+                opening,
+                only_prompt: request.max_tokens == Some(0),
+                output: TextOutput::new(&request.stop, keeps_stop, min_tokens).behind(chars),
                 arrived,
                 last_token: None,
                 failed: None,
@@ -205,7 +285,8 @@ impl Choices {
                 request_failed: request_failed.clone(),
             }));
         }
-        Self { running, prompt_ids, choices, completion_tokens: 0, arrived, request_failed, in_flight }
+        let model = model.clone();
+        Self { model, running, prompt_ids, choices, completion_tokens: 0, arrived, request_failed, in_flight }
     }
 
     /// The next delta of any choice; none when all have ended. After an error the request is over.
@@ -218,6 +299,10 @@ impl Choices {
             }
         }
         Some(result)
+    }
+
+    pub fn model(&self) -> &ServedModel {
+        &self.model
     }
 
     /// Prompt ids of each choice, by index.

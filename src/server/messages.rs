@@ -24,21 +24,6 @@ impl Conversation {
     }
 }
 
-/// Fields of the chat API that are known and not served yet, with what their refusal says.
-pub const NOT_YET: [(&str, &str); 6] = [
-    ("tools", "tool calls are not served yet"),
-    ("tool_choice", "tool calls are not served yet"),
-    ("parallel_tool_calls", "tool calls are not served yet"),
-    ("functions", "function calls are not served; nor are tool calls yet"),
-    ("function_call", "function calls are not served; nor are tool calls yet"),
-    ("response_format", "structured output is not served yet; {\"type\": \"text\"} is"),
-];
-
-/// `{"type": "text"}` is what every answer is.
-pub fn is_plain_text(response_format: &Value) -> bool {
-    *response_format == serde_json::json!({"type": "text"})
-}
-
 pub fn read_messages(value: &Value) -> Result<Vec<Message>, Rejection> {
     let list = value.as_array().ok_or_else(|| wrong("messages".into(), value, "a list of messages"))?;
     if list.is_empty() {

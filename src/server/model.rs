@@ -87,7 +87,7 @@ impl ServedModel {
     }
 
     /// The answer's length: as asked if context and KV pool hold it, else a refusal with the numbers (B47, B48).
-    /// Without `max_tokens`, the default cut to what fits.
+    /// Without `max_tokens`, the default cut to what fits. 0 is taken where it is asked for.
     pub fn max_tokens(
         &self,
         prompt_index: usize,
@@ -99,12 +99,13 @@ impl ServedModel {
         let context_room = self.max_context.saturating_sub(prompt_tokens);
         let pool_room = (self.kv_tokens_max + 1).saturating_sub(prompt_tokens);
         let max_tokens = asked.unwrap_or_else(|| default.min(context_room.min(pool_room).max(1)) as u64);
-        if max_tokens > context_room as u64 {
+        if max_tokens > context_room as u64 || prompt_tokens > self.max_context {
             let context = self.max_context;
             return Err(Rejection::ContextExceeded { prompt_index, prompt_tokens, max_tokens, context });
         }
-        if max_tokens > pool_room as u64 {
-            let needed = prompt_tokens as u64 + max_tokens - 1;
+        // For none, one is generated all the same and not given out.
+        if max_tokens.max(1) > pool_room as u64 {
+            let needed = prompt_tokens as u64 + max_tokens.max(1) - 1;
             let pool = self.kv_tokens_max;
             return Err(Rejection::PoolExceeded { prompt_index, prompt_tokens, max_tokens, needed, pool });
         }

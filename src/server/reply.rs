@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::error::Rejection;
 use crate::server::generation::{Choices, Delta, Finish};
 use crate::server::wire::Route;
+use crate::server::{ServedModel, logprobs};
 
 /// What stays the same over all objects of one answer.
 #[derive(Clone)]
@@ -23,6 +24,8 @@ pub struct Header {
     pub model: Arc<str>,
     pub return_token_ids: bool,
     pub include_usage: bool,
+    /// The request asked for log-probabilities.
+    pub logprobs: bool,
 }
 
 #[derive(Serialize)]
@@ -45,12 +48,22 @@ struct ChoiceReply<'a> {
     index: usize,
     #[serde(flatten)]
     said: Said<'a>,
-    logprobs: Option<()>,
+    logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<logprobs::PromptLogprobs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// Log-probabilities of what a choice says, in the form of its route.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Logprobs {
+    Legacy(logprobs::Legacy),
+    Chat(logprobs::Chat),
 }
 
 /// What a choice says, in the form of its route.
@@ -121,7 +134,7 @@ impl Header {
         }
     }
 
-    fn choice<'a>(&self, part: Part, delta: &'a Delta, prompt_ids: &'a [u32]) -> ChoiceReply<'a> {
+    fn choice<'a>(&self, part: Part, model: &ServedModel, delta: &'a Delta, prompt_ids: &'a [u32]) -> ChoiceReply<'a> {
         let says_something = !delta.text.is_empty();
         let said = match (self.route, part) {
             (Route::Completions, _) => Said::Text(&delta.text),
@@ -139,8 +152,13 @@ impl Header {
         ChoiceReply {
             index: delta.index,
             said,
-            logprobs: None,
+            logprobs: self.logprobs.then(|| match self.route {
+                Route::Completions => Logprobs::Legacy(logprobs::legacy(&model.tokenizer, &delta.scored)),
+                Route::Chat => Logprobs::Chat(logprobs::chat(&model.tokenizer, &delta.scored)),
+            }),
             finish_reason: delta.finish.map(Finish::word),
+            prompt_logprobs: (!delta.prompt_scored.is_empty())
+                .then(|| logprobs::prompt(&model.tokenizer, &delta.prompt_scored)),
             token_ids: self.return_token_ids.then_some(&delta.token_ids),
             prompt_token_ids: shows_prompt.then_some(prompt_ids),
         }
@@ -156,10 +174,12 @@ pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Re
         let choice = &mut whole[delta.index];
         choice.text.push_str(&delta.text);
         choice.token_ids.extend(delta.token_ids);
+        choice.scored.extend(delta.scored);
+        choice.prompt_scored.extend(delta.prompt_scored);
         choice.finish = delta.finish;
     }
-    let prompt_ids = choices.prompt_ids();
-    let replies = whole.iter().map(|d| header.choice(Part::Whole, d, &prompt_ids[d.index])).collect();
+    let (model, prompt_ids) = (choices.model(), choices.prompt_ids());
+    let replies = whole.iter().map(|d| header.choice(Part::Whole, model, d, &prompt_ids[d.index])).collect();
     let json = to_json(&header.object(Part::Whole, replies, Some(Some(Usage::of(&choices))), &prompt_ids[0]));
     let head = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
@@ -225,8 +245,10 @@ impl Streaming {
             match event {
                 Event::Silence => return Some(b": keep-alive\n\n".to_vec()),
                 Event::Next(Some(Ok(delta))) => {
-                    // A delta of held-back text says nothing, unless its ids were asked for.
-                    if delta.text.is_empty() && delta.finish.is_none() && !self.header.return_token_ids {
+                    // A delta of held-back text says nothing, unless its ids were asked for, or what comes with them.
+                    let has_tokens =
+                        self.header.return_token_ids || !delta.scored.is_empty() || !delta.prompt_scored.is_empty();
+                    if delta.text.is_empty() && delta.finish.is_none() && !has_tokens {
                         continue;
                     }
                     return Some(self.chunk(&delta));
@@ -250,7 +272,7 @@ impl Streaming {
         let part = if first { Part::First } else { Part::Later };
         let prompt_ids = self.choices.prompt_ids()[delta.index].as_slice();
         let usage = self.header.include_usage.then_some(None);
-        let choice = self.header.choice(part, delta, prompt_ids);
+        let choice = self.header.choice(part, self.choices.model(), delta, prompt_ids);
         event_bytes(&self.header.object(part, vec![choice], usage, prompt_ids))
     }
 

@@ -10,6 +10,7 @@ use crate::limits::{
     ALLOWED_TOKEN_IDS_MAX, BAD_WORD_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_PER_PROMPT_MAX, LOGIT_BIASES_MAX,
     STOP_TOKEN_IDS_MAX, TOKENS_PER_BAD_WORD_MAX,
 };
+use crate::request::LOGPROBS_MAX;
 use crate::sampling::SamplingParams;
 use crate::server::ServedModel;
 
@@ -252,6 +253,14 @@ fn whole(
         Some(whole) if range.contains(&whole) => Ok(whole),
         None if !value.is_number() || value.is_f64() => Err(wrong_type(param, value, "a whole number")),
         _ => Err(out_of_range(param, value, expected)),
+    }
+}
+
+/// How many of the most likely tokens to report: up to [`LOGPROBS_MAX`], or null for no log-probabilities at all.
+pub fn top_count(param: &'static str, value: Value) -> Result<Option<u32>, Rejection> {
+    match value {
+        Value::Null => Ok(None),
+        value => Ok(Some(whole(param, &value, 0..=LOGPROBS_MAX as i64, "0 to 20")? as u32)),
     }
 }
 

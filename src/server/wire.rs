@@ -10,8 +10,9 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
-use super::messages::{self, Conversation};
-use super::sampling_fields::SamplingFields;
+use super::chat_fields::ChatFields;
+use super::messages::Conversation;
+use super::sampling_fields::{SamplingFields, top_count};
 use crate::error::Rejection;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
 
@@ -30,13 +31,21 @@ pub struct CompletionRequest {
     pub model: Option<String>,
     /// One or more; one conversation on the chat route.
     pub prompts: Vec<Prompt>,
-    /// Absent: the route's default, cut to what the context holds.
+    /// Absent: the route's default, cut to what the context holds. 0: the prompt is echoed and nothing generated.
     pub max_tokens: Option<u64>,
     pub stream: bool,
     pub include_usage: bool,
     pub stop: Vec<String>,
+    /// The stop string that matched stays in the text.
+    pub include_stop_str_in_output: bool,
     pub ignore_eos: bool,
     pub return_token_ids: bool,
+    /// The text of the prompt stands before the answer's, and its tokens' log-probabilities before the answer's.
+    pub echo: bool,
+    /// Most likely tokens to report beside each token of the answer, and the token itself.
+    pub logprobs: Option<u32>,
+    /// The same of the prompt's tokens, in a list of their own.
+    pub prompt_logprobs: Option<u32>,
     pub sampling: SamplingFields,
     /// For the log only.
     pub user: Option<String>,
@@ -116,8 +125,7 @@ impl<'de> Visitor<'de> for Body<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CompletionRequest, A::Error> {
         let mut request = CompletionRequest { route: self.0.route, ..CompletionRequest::default() };
-        let mut conversation = Conversation::default();
-        let mut max_completion_tokens = None;
+        let mut chat = ChatFields::default();
         let mut seen: Vec<String> = Vec::new();
         let mut stream_options = None;
         while let Some(key) = map.next_key::<String>()? {
@@ -128,28 +136,29 @@ impl<'de> Visitor<'de> for Body<'_> {
             let is_chat = request.route == Route::Chat;
             match key.as_str() {
                 "model" => request.model = map.next_value()?,
-                "messages" if is_chat => {
-                    let value: serde_json::Value = map.next_value()?;
-                    conversation.messages = messages::read_messages(&value).map_err(|r| self.0.refuse(r))?;
+                name if is_chat && ChatFields::has(name) => {
+                    let value = map.next_value()?;
+                    chat.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
-                "chat_template_kwargs" if is_chat => {
-                    if let Some(value) = map.next_value::<Option<serde_json::Value>>()? {
-                        conversation.variables = messages::read_variables(value).map_err(|r| self.0.refuse(r))?;
-                    }
-                }
-                "max_completion_tokens" if is_chat => max_completion_tokens = map.next_value::<Option<u64>>()?,
-                "prompt" if !is_chat => request.prompts = map.next_value_seed(Prompts(self.0))?,
-                "max_tokens" => {
-                    request.max_tokens = map.next_value()?;
-                    if request.max_tokens == Some(0) {
-                        return Err(self.0.refuse(Rejection::MaxTokensZero));
-                    }
-                }
+                "prompt" => request.prompts = map.next_value_seed(Prompts(self.0))?,
+                "max_tokens" => request.max_tokens = map.next_value()?,
                 "stream" => request.stream = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "stream_options" => stream_options = map.next_value::<Option<StreamOptions>>()?,
                 "stop" => request.stop = map.next_value::<Option<Stop>>()?.map(|s| s.0).unwrap_or_default(),
+                "include_stop_str_in_output" => {
+                    request.include_stop_str_in_output = map.next_value::<Option<bool>>()?.unwrap_or(false)
+                }
+                "echo" => request.echo = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "ignore_eos" => request.ignore_eos = map.next_value::<Option<bool>>()?.unwrap_or(false),
                 "return_token_ids" => request.return_token_ids = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "logprobs" => {
+                    let logprobs = top_count("logprobs", map.next_value()?);
+                    request.logprobs = logprobs.map_err(|rejection| self.0.refuse(rejection))?;
+                }
+                "prompt_logprobs" => {
+                    let logprobs = top_count("prompt_logprobs", map.next_value()?);
+                    request.prompt_logprobs = logprobs.map_err(|rejection| self.0.refuse(rejection))?;
+                }
                 "user" => request.user = map.next_value()?,
                 "metadata" => {
                     request.metadata =
@@ -159,44 +168,24 @@ impl<'de> Visitor<'de> for Body<'_> {
                     let (sampling, value) = (&mut request.sampling, map.next_value()?);
                     sampling.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
-                name if is_chat && let Some((_, why)) = messages::NOT_YET.iter().find(|(field, _)| *field == name) => {
-                    let value: serde_json::Value = map.next_value()?;
-                    let says_nothing = value.is_null() || name == "response_format" && messages::is_plain_text(&value);
-                    if !says_nothing {
-                        return Err(self.0.refuse(Rejection::NotServed { param: key, why }));
-                    }
-                }
                 _ => {
                     // The value is read first, so that a body that is not JSON is called that.
                     map.next_value::<IgnoredAny>()?;
-                    return Err(self.0.refuse(Rejection::UnsupportedField(key)));
+                    return Err(self.0.refuse(match key.starts_with("dry_") {
+                        true => Rejection::Dry(key),
+                        false => Rejection::UnsupportedField(key),
+                    }));
                 }
             }
             seen.push(key);
         }
-        let given = match request.route {
-            Route::Completions => "prompt",
-            Route::Chat => "messages",
-        };
-        if !seen.iter().any(|key| key == given) {
-            return Err(self.0.refuse(Rejection::MissingField(given)));
+        match request.route {
+            Route::Chat => chat.finish(&mut request).map_err(|rejection| self.0.refuse(rejection))?,
+            Route::Completions if seen.iter().any(|key| key == "prompt") => {}
+            Route::Completions => return Err(self.0.refuse(Rejection::MissingField("prompt"))),
         }
-        if request.route == Route::Chat {
-            request.prompts = vec![Prompt::Chat(conversation)];
-        }
-        // Two names of one limit, the newer and the older.
-        if let Some(tokens) = max_completion_tokens {
-            if tokens == 0 {
-                return Err(self.0.refuse(Rejection::MaxTokensZero));
-            }
-            if request.max_tokens.is_some_and(|max_tokens| max_tokens != tokens) {
-                return Err(self.0.refuse(Rejection::OutOfRange {
-                    param: "max_completion_tokens",
-                    value: tokens.to_string(),
-                    expected: "the same as max_tokens where both are given",
-                }));
-            }
-            request.max_tokens = Some(tokens);
+        if request.max_tokens == Some(0) && !request.echo {
+            return Err(self.0.refuse(Rejection::MaxTokensZero));
         }
         if let Some(options) = stream_options {
             if !request.stream {

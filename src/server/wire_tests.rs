@@ -77,10 +77,11 @@ fn wrong_types_name_their_field() {
 #[test]
 fn every_other_field_is_refused_by_name() {
     // B41, B43, B45: what this server cannot do it says, however the value looks.
-    for field in ["echo", "logprobs", "dry_multiplier", "messages", "Prompt", ""] {
+    for field in ["suffix", "messages", "Prompt", ""] {
         let json = format!(r#"{{"prompt":"a","{field}":{{"999999999":-100}}}}"#);
         assert_eq!(refusal(&json), Rejection::UnsupportedField(field.into()));
     }
+    assert_eq!(refusal(r#"{"prompt":"a","dry_base":1.75}"#), Rejection::Dry("dry_base".into()));
 }
 
 #[test]
@@ -94,6 +95,18 @@ fn null_and_zero_mean_the_default() {
         let request =
             parse(format!(r#"{{"prompt":"a","temperature":{zero}}}"#).as_bytes(), Route::Completions).unwrap();
         assert_eq!(request.sampling.temperature, Some(0.0));
+    }
+}
+
+#[test]
+fn b50_logprobs_are_a_count_of_at_most_twenty() {
+    let read = |value: &str| parse(format!(r#"{{"prompt":"a","logprobs":{value}}}"#).as_bytes(), Route::Completions);
+    for (value, count) in [("null", None), ("0", Some(0)), ("5", Some(5)), ("20", Some(20))] {
+        assert_eq!(read(value).unwrap().logprobs, count);
+    }
+    for value in ["21", "-1", "true", "1.5", "\"2\""] {
+        let rejection = read(value).unwrap_err();
+        assert_eq!((rejection.param(), rejection.status().as_u16()), (Some("logprobs"), 400), "{value}: {rejection}");
     }
 }
 
@@ -130,6 +143,16 @@ fn a_chat_request_is_one_conversation() {
     assert_eq!((conversation.messages.len(), &conversation.variables["x"]), (1, &serde_json::json!(1)));
     assert_eq!((request.max_tokens, request.sampling.temperature, request.stream), (Some(7), Some(0.5), true));
     assert_eq!(chat(&format!(r#"{{{HI},"max_completion_tokens":9}}"#)).unwrap().max_tokens, Some(9));
+    // B50
+    for (fields, count) in [
+        (r#""logprobs":true"#, Some(0)),
+        (r#""logprobs":true,"top_logprobs":null"#, Some(0)),
+        (r#""logprobs":true,"top_logprobs":20"#, Some(20)),
+        (r#""logprobs":false"#, None),
+        (r#""logprobs":null,"top_logprobs":null"#, None),
+    ] {
+        assert_eq!(chat(&format!("{{{HI},{fields}}}")).unwrap().logprobs, count, "{fields}");
+    }
 }
 
 #[test]
@@ -143,6 +166,11 @@ fn fields_of_the_chat_route_are_served_or_refused_by_name() {
         (r#""echo":true"#, "echo"),
         (r#""max_tokens":0"#, "max_tokens"),
         (r#""max_completion_tokens":0"#, "max_tokens"),
+        (r#""prompt_logprobs":1"#, "prompt_logprobs"),
+        (r#""logprobs":2"#, "logprobs"),
+        (r#""top_logprobs":2"#, "top_logprobs"),
+        (r#""logprobs":false,"top_logprobs":0"#, "top_logprobs"),
+        (r#""logprobs":true,"top_logprobs":21"#, "top_logprobs"),
         (r#""max_completion_tokens":"7""#, "max_completion_tokens"),
         (r#""max_tokens":6,"max_completion_tokens":7"#, "max_completion_tokens"),
         (r#""chat_template_kwargs":{"enable_thinking":true}"#, "chat_template_kwargs.enable_thinking"),

@@ -44,8 +44,8 @@ pub struct StepTables {
     global_item_begin: DeviceBuffer<i32>,
     /// The device's step counter, the low 32 bits of the host's.
     pub step: DeviceBuffer<i32>,
-    /// A prompt chunk's upload: token | position | slot with the chunk's own length as stride, then page-table rows,
-    /// the slot's state, its overlays and the step's number as far as the chunk brings them.
+    /// A prompt chunk's upload: token | position | slot with the chunk's own length as stride, tokens to score, then
+    /// page-table rows, the slot's state, its overlays and the step's number as far as the chunk brings them.
     prompt_upload: DeviceBuffer<i32>,
     staging: [Staging; 2],
 }
@@ -65,6 +65,8 @@ pub struct PromptUpload<'a> {
     pub slot: usize,
     pub start: usize,
     pub tokens: &'a [u32],
+    /// What follows each of the first of them, where its log-probability is wanted; at most as many.
+    pub scored: &'a [u32],
     /// With the first chunk: the pages of the slot.
     pub pages: Option<&'a Reservation>,
     /// With the last chunk: the slot's state for decoding.
@@ -93,7 +95,7 @@ impl StepTables {
     /// `overlay_words`: most words of a request's overlays.
     pub fn new(context: &Context, stream: &Stream, g: &Geometry, overlay_words: usize) -> Result<Self, DriverError> {
         let rows = |n: usize| DeviceBuffer::<i32>::new(context, n);
-        let prompt_words = 3 * g.chunk_tokens + g.ring_pages + g.global_table_pages + SLOT_WORDS + overlay_words + 1;
+        let prompt_words = 4 * g.chunk_tokens + g.ring_pages + g.global_table_pages + SLOT_WORDS + overlay_words + 1;
         let staging = || -> Result<Staging, DriverError> {
             Ok(Staging { words: PinnedBuffer::new(context, prompt_words.max(ROW_WORDS))?, step: None })
         };
@@ -220,7 +222,8 @@ impl StepTables {
         let (count, slot) = (prompt.tokens.len(), prompt.slot);
         let mut runs = [NO_RUN; G4_SCATTER_RUNS as usize];
         let mut used = 0;
-        let mut first = 3 * count;
+        assert!(prompt.scored.len() <= count);
+        let mut first = 3 * count + prompt.scored.len();
         let mut run = |dst: DeviceSlice<i32>| {
             runs[used] = run_to(dst, first, dst.len());
             used += 1;
@@ -249,6 +252,9 @@ impl StepTables {
             words.write(count + i, (prompt.start + i) as i32);
             words.write(2 * count + i, slot as i32);
         }
+        for (i, &token) in prompt.scored.iter().enumerate() {
+            words.write(3 * count + i, token as i32);
+        }
         if let Some((reservation, sliding, global)) = pages {
             write_pages(words, sliding, reservation.sliding(), g.ring_pages);
             write_pages(words, global, reservation.global(), g.global_table_pages);
@@ -270,6 +276,11 @@ impl StepTables {
         }
         let part = |i: usize| target.slice(i * count..(i + 1) * count);
         Ok(Rows { count, token: part(0), position: part(1), slot: part(2) })
+    }
+
+    /// The tokens to score that the last prompt chunk's upload of `count` tokens brought.
+    pub fn scored(&self, count: usize, scored: usize) -> DeviceSlice<i32> {
+        self.prompt_upload.slice(3 * count..3 * count + scored)
     }
 
     /// Step `step` is collected, so its copy has run.

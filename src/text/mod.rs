@@ -10,6 +10,6 @@ pub mod tokenizer;
 
 pub use chat_template::{ChatTemplate, ChatTemplateError};
 pub use detokenizer::Detokenizer;
-pub use output::TextOutput;
+pub use output::{PromptText, TextOutput};
 pub use stop::StopMatcher;
 pub use tokenizer::{Tokenizer, TokenizerError};

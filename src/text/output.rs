@@ -3,16 +3,48 @@
 
 use super::{Detokenizer, StopMatcher, Tokenizer};
 
+/// A prompt as the text that stands before its answer, and where each of its tokens begins in it.
+pub struct PromptText {
+    pub text: String,
+    /// In characters, as [`TextOutput::chars`] has it.
+    pub offsets: Vec<usize>,
+    pub chars: usize,
+}
+
+impl PromptText {
+    pub fn new(tokenizer: &Tokenizer, ids: &[u32]) -> Self {
+        let mut output = TextOutput::new::<&str>(&[], false, 0);
+        let mut text = String::new();
+        let mut offsets = Vec::with_capacity(ids.len());
+        for &id in ids {
+            offsets.push(output.chars());
+            output.push(tokenizer, id, false, &mut text);
+        }
+        output.finish(&mut text);
+        let chars = text.chars().count();
+        PromptText { text, offsets, chars }
+    }
+}
+
 pub struct TextOutput {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     min_tokens: u32,
     tokens: u32,
+    /// Characters of the text so far, whether released, held back or cut off by a stop string.
+    chars: usize,
 }
 
 impl TextOutput {
-    pub fn new<S: AsRef<str>>(stops: &[S], min_tokens: u32) -> Self {
-        Self { detokenizer: Detokenizer::default(), stops: StopMatcher::new(stops), min_tokens, tokens: 0 }
+    /// `keeps_stop`: a stop string that matches stays in the text.
+    pub fn new<S: AsRef<str>>(stops: &[S], keeps_stop: bool, min_tokens: u32) -> Self {
+        let stops = StopMatcher::new(stops).keeping(keeps_stop);
+        Self { detokenizer: Detokenizer::default(), stops, min_tokens, tokens: 0, chars: 0 }
+    }
+
+    /// A text that begins behind `chars` characters of something else (an echoed prompt).
+    pub fn behind(self, chars: usize) -> Self {
+        Self { chars, ..self }
     }
 
     /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave
@@ -25,11 +57,17 @@ impl TextOutput {
         }
         let mut text = String::new();
         self.detokenizer.push(&tokenizer.piece(id), &mut text);
+        self.chars += text.chars().count();
         if self.tokens <= self.min_tokens {
             out.push_str(&text);
             return false;
         }
         self.stops.push(&text, out)
+    }
+
+    /// Where the next token's text begins, in characters; inside a character that is not whole yet, where that begins.
+    pub fn chars(&self) -> usize {
+        self.chars
     }
 
     /// The last token came: releases what was held. True when the last characters completed a stop string.

@@ -8,12 +8,16 @@
 //! (Knuth, Morris, Pratt), so a byte costs amortised constant time for each string. The longest of these suffixes is
 //! exactly what must be held back: it may yet become a match, and nothing before it can. It starts with the first byte
 //! of a stop string, so a character is never cut.
+//!
+//! A matcher that keeps the stop string in the text ends it behind the match instead, and has nothing to hold back.
 
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
     /// Text not yet released: a proper prefix of some stop string.
     held: String,
     matched: bool,
+    /// The text ends behind the stop string, not before it.
+    keeps: bool,
 }
 
 struct Pattern {
@@ -57,7 +61,12 @@ impl StopMatcher {
     /// Empty strings are ignored: they would match before the first byte (the route refuses them with a 400).
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
         let patterns = stops.iter().map(AsRef::as_ref).filter(|s| !s.is_empty()).map(Pattern::new).collect();
-        Self { patterns, held: String::new(), matched: false }
+        Self { patterns, held: String::new(), matched: false, keeps: false }
+    }
+
+    /// Whether the stop string itself is part of the text.
+    pub fn keeping(self, keeps: bool) -> Self {
+        Self { keeps, ..self }
     }
 
     /// Adds text, appends to `out` what can be released; true once a stop string has matched. After a match nothing is
@@ -81,12 +90,13 @@ impl StopMatcher {
             }
             if longest > 0 {
                 self.matched = true;
-                out.push_str(&self.held[..before + i + 1 - longest]);
+                let cut = if self.keeps { 0 } else { longest };
+                out.push_str(&self.held[..before + i + 1 - cut]);
                 self.held.clear();
                 return true;
             }
         }
-        let hold = self.patterns.iter().map(|p| p.state).max().unwrap_or(0);
+        let hold = if self.keeps { 0 } else { self.patterns.iter().map(|p| p.state).max().unwrap_or(0) };
         let release = self.held.len() - hold;
         out.push_str(&self.held[..release]);
         self.held.drain(..release);
@@ -167,6 +177,17 @@ mod tests {
         assert_eq!((out.as_str(), matcher.held()), ("a long answer ", "ABC"));
         matcher.push("X", &mut out);
         assert_eq!((out.as_str(), matcher.held()), ("a long answer ABCX", ""));
+    }
+
+    #[test]
+    fn b34_a_kept_stop_string_ends_the_text_and_nothing_is_held_back() {
+        let mut matcher = StopMatcher::new(&["bc", "abcd"]).keeping(true);
+        let mut out = String::new();
+        assert!(!matcher.push("xxab", &mut out) && out == "xxab");
+        assert!(matcher.push("cd", &mut out) && out == "xxabc");
+        assert!(matcher.push("more", &mut out) && out == "xxabc");
+        matcher.finish(&mut out);
+        assert_eq!(out, "xxabc");
     }
 
     fn small(max: usize) -> impl Strategy<Value = String> {

@@ -111,6 +111,25 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// The name a token goes by where tokens are listed: its text; `bytes:\xHH` for a byte of a character; of a
+    /// special token its own spelling.
+    pub fn name(&self, id: u32) -> String {
+        match self.piece(id) {
+            Piece::Text(text) => text,
+            Piece::Byte(byte) => format!("bytes:\\x{byte:02x}"),
+            Piece::Nothing => self.inner.id_to_token(id).unwrap_or_else(|| format!("token_id:{id}")),
+        }
+    }
+
+    /// Bytes that `id` adds to the text; none for a special token.
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match self.piece(id) {
+            Piece::Text(text) => Some(text.into_bytes()),
+            Piece::Byte(byte) => Some(vec![byte]),
+            Piece::Nothing => None,
+        }
+    }
+
     /// What `id` adds to the text. `check_decoder` made sure that this depends on nothing but the id.
     pub fn piece(&self, id: u32) -> Piece {
         if self.is_special(id) {

@@ -1,6 +1,6 @@
 //! Random rows for the sampler: every shape of logits, every mix of parameters.
 
-use gemma4_serve::sampling::SamplingParams;
+use gemma4_serve::sampling::{LogprobsMode, SamplingParams};
 
 use crate::rig::{Model, Request};
 
@@ -116,6 +116,7 @@ pub fn params(r: &mut Random, vocab: usize) -> SamplingParams {
     }
     if r.one_in(3) {
         p.logprobs = Some(r.of(&[0, 1, 5, 20]));
+        p.logprobs_mode = r.of(&[LogprobsMode::Raw, LogprobsMode::Processed]);
     }
     if r.one_in(3) {
         p.repetition_penalty = r.of(&[0.5, 1.0, 1.1, 2.0]);

@@ -2,7 +2,7 @@
 
 use gemma4_serve::device::DeviceChoice;
 use gemma4_serve::sampler::params::mask_of;
-use gemma4_serve::sampling::SamplingParams;
+use gemma4_serve::sampling::{LogprobsMode, SamplingParams};
 
 use crate::cases::{self, Random};
 use crate::rig::{Model, Request, Rig, device};
@@ -170,6 +170,40 @@ fn b50_b51_logprobs_are_finite_and_include_the_token() {
     let total = 1f64.exp() + 2.0;
     let (of_token, l) = (f64::from(got[0].record.logprob), &got[0].logprobs);
     assert!((of_token - (1.0 - total.ln())).abs() < 1e-6);
-    assert_eq!((l.rank, l.count, l.id[..4].to_vec()), (1, 20, vec![5, 6, 7, -1]));
+    assert_eq!((l.rank, l.id[..4].to_vec()), (1, vec![5, 6, 7, -1]));
     assert!((f64::from(l.logprob[1]) + total.ln()).abs() < 1e-6);
+}
+
+#[test]
+fn b51_processed_logprobs_are_of_what_is_drawn_from_raw_ones_of_the_model() {
+    let mut rig = rig(512, 4);
+    let mut z = vec![-8.0f32; 512];
+    (z[5], z[6], z[7], z[8]) = (3.0, 2.0, 1.0, 0.0);
+    let raw = SamplingParams { top_k: 3, temperature: 0.5, logprobs: Some(4), ..plain(1) };
+    let raw = SamplingParams { logit_bias: vec![(5, -100.0)], ..raw };
+    let processed = SamplingParams { logprobs_mode: LogprobsMode::Processed, ..raw.clone() };
+    let greedy = SamplingParams { temperature: 0.0, top_k: 0, ..processed.clone() };
+    let all = [raw, greedy, processed.clone(), processed];
+    all.iter().enumerate().for_each(|(slot, p)| rig.admit(slot, &Request::new(p.clone()), 1));
+    rig.force(3, 5);
+    // Rows out of the order of slots: entries follow rows.
+    let got = rig.step(&[2, 0, 3, 1], &[z.clone(), z.clone(), z.clone(), z.clone()].concat());
+    let close = |got: f32, want: f64| assert!((f64::from(got) - want).abs() < 1e-5, "{got} {want}");
+    let tail = 508.0 * (-8f64).exp();
+    // Processed: 5 is banned and three are left, at temperature 0.5.
+    let l = &got[0].logprobs;
+    assert_eq!(l.id[..4], [6, 7, 8, -1]);
+    let total = 4f64.exp() + 2f64.exp() + 1.0;
+    [4.0, 2.0, 0.0].iter().zip(l.logprob).for_each(|(y, got)| close(got, y - total.ln()));
+    // Raw: the model's own.
+    let l = &got[1].logprobs;
+    assert_eq!(l.id[..5], [5, 6, 7, 8, -1]);
+    let total = 3f64.exp() + 2f64.exp() + 1f64.exp() + 1.0 + tail;
+    close(l.logprob[0], 3.0 - total.ln());
+    // Forced: everything legal, the token itself though it is nearly banned.
+    close(got[2].logprobs.token_logprob, -97.0 * 2.0 - 4.0 - (1.0 + (-2f64).exp() + (-4f64).exp()).ln());
+    // Greedy: everything legal at temperature 1.
+    let l = &got[3].logprobs;
+    assert_eq!((l.rank, got[3].record.token, l.id[0]), (1, 6, 6));
+    close(l.token_logprob, 2.0 - (2f64.exp() + 1f64.exp() + 1.0 + tail).ln());
 }

@@ -1,8 +1,9 @@
 //! The sampler's kernels on a device, with slots of one's own: admit requests, hand in logits, read records.
 
+use bytemuck::Zeroable;
 use gemma4_serve::device::{Context, DeviceBuffer, DeviceChoice, DeviceKind, Stream, load_driver, soft};
 use gemma4_serve::images;
-use gemma4_serve::model::kernels::bindings::{G4_BIAS_MAX, G4_EOS_IDS, G4_SAMPLE_GROUP};
+use gemma4_serve::model::kernels::bindings::{G4_BIAS_MAX, G4_EOS_IDS, G4_SAMPLE_GROUP, G4_SAMPLING_LOGPROBS};
 use gemma4_serve::model::kernels::{
     G4Bias, G4Logprobs, G4Record, G4SampleParams, G4Slot, G4Words, KernelImage, Kernels,
 };
@@ -172,8 +173,19 @@ impl Rig {
         self.kernels.sample(s, &self.launch(rows.len())).expect("launches");
         let records = s.download(self.records.slice(0..rows.len()));
         let records = records.unwrap_or_else(|error| panic!("{error}: {}", soft::last_report()));
-        let logprobs = s.download(self.logprobs.slice(0..rows.len())).expect("logprobs");
-        records.into_iter().zip(logprobs).map(|(record, logprobs)| Sampled { record, logprobs }).collect()
+        // Entries stand side by side, in row order, for the rows whose slots ask.
+        let mut entries = s.download(self.logprobs.slice(0..rows.len())).expect("logprobs").into_iter();
+        let states = self.slot_states();
+        let asks = |slot: i32| slot >= 0 && states[slot as usize].sampling.flags & G4_SAMPLING_LOGPROBS != 0;
+        let sampled = records.into_iter().zip(rows).map(|(record, &slot)| {
+            let logprobs = if asks(slot) { entries.next().expect("an entry a row") } else { Zeroable::zeroed() };
+            if asks(slot) && record.token >= 0 {
+                assert_eq!((logprobs.step, logprobs.generation), (record.step, record.generation));
+                assert_eq!(logprobs.token_logprob.to_bits(), record.logprob.to_bits());
+            }
+            Sampled { record, logprobs }
+        });
+        sampled.collect()
     }
 
     pub fn slot_states(&self) -> Vec<G4Slot> {

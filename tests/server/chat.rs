@@ -186,3 +186,31 @@ async fn a_checkpoint_without_a_template_says_so() {
     assert_eq!((reply.status, reply.error_code().as_str()), (400, "no_chat_template"));
     server.until_quiet().await;
 }
+
+#[tokio::test]
+async fn b50_logprobs_are_a_list_of_tokens_with_bytes_streamed_and_gathered() {
+    let tokens = [ids("the 🌍"), vec![EOS]].concat();
+    let server = scripted(tokens.clone()).await;
+    for (asked, count) in [(Value::Null, 0), (json!(0), 0), (json!(2), 2), (json!(20), 20)] {
+        let body = json!({"messages": [says("user", "is")], "logprobs": true, "top_logprobs": asked});
+        let reply = whole(&server, &body).await;
+        let content = reply["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+        assert_eq!(content.len(), tokens.len());
+        assert!(content.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == count), "{content:?}");
+        let bytes: Vec<u8> = content
+            .iter()
+            .flat_map(|token| token["bytes"].as_array().cloned().unwrap_or_default())
+            .map(|byte| byte.as_u64().unwrap() as u8)
+            .collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), "the 🌍");
+        let chunks = chunks(&server, &body).await;
+        let streamed: Vec<Value> = chunks
+            .iter()
+            .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().unwrap().clone())
+            .collect();
+        assert_eq!(streamed, content);
+    }
+    let reply = whole(&server, &json!({"messages": [says("user", "is")], "logprobs": false})).await;
+    assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
+    server.until_quiet().await;
+}

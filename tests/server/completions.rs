@@ -33,12 +33,19 @@ async fn streamed(server: &Server, mut body: Value) -> Value {
             if first.get("token_ids").is_some() {
                 first["token_ids"] = json!([]);
             }
+            if let Some(lists) = first["logprobs"].as_object_mut() {
+                lists.values_mut().for_each(|list| *list = json!([]));
+            }
             first
         });
         assert_eq!(choice["finish_reason"], Value::Null, "nothing comes after the end of a choice");
         choice["text"] = json!(format!("{}{}", choice["text"].as_str().unwrap(), delta["text"].as_str().unwrap()));
         if let Some(more) = delta.get("token_ids") {
             choice["token_ids"].as_array_mut().unwrap().extend(more.as_array().unwrap().clone());
+        }
+        if let Some(lists) = choice["logprobs"].as_object_mut() {
+            let more = |name: &str| delta["logprobs"][name].as_array().expect("a list").clone();
+            lists.iter_mut().for_each(|(name, list)| list.as_array_mut().unwrap().extend(more(name)));
         }
         choice["finish_reason"] = delta["finish_reason"].clone();
     }
@@ -224,6 +231,122 @@ async fn several_prompts_are_several_choices_with_one_sum() {
     let reasons: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| &c["finish_reason"]).collect();
     assert_eq!(reasons, ["stop", "stop", "length", "stop"]);
     assert_eq!(reply["usage"], json!({"prompt_tokens": 11, "completion_tokens": 18, "total_tokens": 29}));
+}
+
+#[tokio::test]
+async fn b52_logprobs_come_in_four_lists_of_equal_length_whose_offsets_match_the_text() {
+    let tokens = [ids("the 🌍 and"), vec![105], ids("b")].concat();
+    let server = scripted(tokens.clone()).await;
+    for (count, per_step) in [(0, 1), (2, 1), (20, 3)] {
+        server.engine.send(Command::TokensPerStep(per_step));
+        let body = json!({"prompt": "x", "max_tokens": 100, "logprobs": count, "return_token_ids": true, "n": 2});
+        let reply = both(&server, body).await;
+        for choice in reply["choices"].as_array().unwrap() {
+            let lists = choice["logprobs"].as_object().unwrap();
+            let text: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+            let all = [tokens.clone(), vec![EOS]].concat();
+            assert_eq!((choice["token_ids"].clone(), lists.len()), (json!(all), 4));
+            assert!(lists.values().all(|list| list.as_array().unwrap().len() == all.len()), "{lists:?}");
+            for (i, &token) in all.iter().enumerate() {
+                let name = lists["tokens"][i].as_str().unwrap();
+                let offset = lists["text_offset"][i].as_u64().unwrap() as usize;
+                if !name.starts_with("bytes:") && !tokenizer().is_special(token) {
+                    assert!(text[offset..].iter().collect::<String>().starts_with(name), "{name} at {offset}");
+                }
+                let top = lists["top_logprobs"][i].as_object().unwrap();
+                assert_eq!(top[name], lists["token_logprobs"][i]);
+                assert!(top.len() <= count + 1 && top.len() >= count.max(1), "{top:?}");
+            }
+            // The four bytes of one character begin where it stands.
+            assert_eq!(lists["text_offset"].as_array().unwrap()[..6], [0, 3, 4, 4, 4, 4].map(|at| json!(at)));
+        }
+    }
+    // A request that does not ask gets null, and no number is given out for it.
+    let reply = both(&server, json!({"prompt": "x", "max_tokens": 3, "logprobs": null})).await;
+    assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn b52_logprobs_of_tokens_that_a_stop_string_cut_off_are_the_same_streamed_and_gathered() {
+    let server = scripted(ids("ab the end")).await;
+    for stop in ["the e", "d", "zz"] {
+        let body = json!({"prompt": "x", "max_tokens": 50, "logprobs": 1, "stop": stop, "return_token_ids": true});
+        let reply = both(&server, body).await;
+        let choice = &reply["choices"][0];
+        let tokens = choice["token_ids"].as_array().unwrap().len();
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), tokens, "{stop}");
+    }
+}
+
+#[tokio::test]
+async fn b34_a_kept_stop_string_is_kept_streamed_and_gathered_by_every_choice() {
+    let server = scripted(ids("alpha beta gamma delta")).await;
+    for (include, text) in [(json!(true), "alpha beta"), (json!(false), "alpha "), (Value::Null, "alpha ")] {
+        for (n, per_step) in [(1, 1), (2, 1), (2, 3)] {
+            server.engine.send(Command::TokensPerStep(per_step));
+            let body = json!({
+                "prompt": "x", "max_tokens": 100, "stop": ["beta"], "include_stop_str_in_output": include, "n": n,
+            });
+            let reply = both(&server, body).await;
+            let choices = reply["choices"].as_array().unwrap();
+            assert_eq!(choices.len(), n);
+            assert!(choices.iter().all(|c| c["text"] == text && c["finish_reason"] == "stop"), "{include}: {reply}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn b45_an_echoed_prompt_alone_makes_no_token() {
+    let server = scripted(ids("never seen")).await;
+    let body = json!({"prompt": "the 🌍", "max_tokens": 0, "echo": true, "logprobs": 1});
+    let reply = both(&server, body).await;
+    let (choice, tokens) = (&reply["choices"][0], 1 + ids("the 🌍").len());
+    assert_eq!((choice["text"].as_str(), choice["finish_reason"].as_str()), (Some("the 🌍"), Some("length")));
+    assert_eq!(reply["usage"], json!({"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}));
+    let lists = choice["logprobs"].as_object().unwrap();
+    assert!(lists.values().all(|list| list.as_array().unwrap().len() == tokens), "{lists:?}");
+    // BOS, before which nothing stands, and which is no text.
+    assert_eq!((&lists["token_logprobs"][0], &lists["top_logprobs"][0]), (&Value::Null, &Value::Null));
+    assert_eq!(lists["text_offset"].as_array().unwrap()[..4], [0, 0, 3, 4].map(|at| json!(at)));
+    assert!(lists["top_logprobs"].as_array().unwrap()[1..].iter().all(|top| top.as_object().unwrap().len() <= 2));
+    // Without echo there is nothing to answer; a prompt beyond the context is refused as ever.
+    let reply = server.client.complete(json!({"prompt": "x", "max_tokens": 0})).await;
+    assert_eq!((reply.status, reply.json()["error"]["param"].as_str()), (400, Some("max_tokens")));
+    server.until_quiet().await;
+}
+
+#[tokio::test]
+async fn an_echoed_prompt_stands_before_the_answer_and_its_tokens_before_the_answers() {
+    let server = scripted(ids("and b")).await;
+    for (prompt, text) in [(json!("the"), "theand b"), (json!([462, 110 + 0xf0, 105]), "the\u{FFFD}and b")] {
+        let body = json!({"prompt": prompt, "echo": true, "logprobs": 2, "n": 2, "prompt_logprobs": 3});
+        let reply = both(&server, body.clone()).await;
+        for choice in reply["choices"].as_array().unwrap() {
+            let (lists, own) = (&choice["logprobs"], choice["prompt_logprobs"].as_array().unwrap());
+            let chars: Vec<char> = text.chars().collect();
+            // A character cut off at the prompt's end is replaced there: the answer's bytes do not complete it.
+            assert_eq!(choice["text"], text, "{prompt}");
+            let names = lists["tokens"].as_array().unwrap();
+            assert_eq!(names.len(), own.len() + ids("and b").len() + 1);
+            for (name, offset) in names.iter().zip(lists["text_offset"].as_array().unwrap()) {
+                let (name, offset) = (name.as_str().unwrap(), offset.as_u64().unwrap() as usize);
+                if !name.starts_with("bytes:") && !name.starts_with('<') {
+                    assert!(chars[offset..].iter().collect::<String>().starts_with(name), "{name} at {offset}");
+                }
+            }
+            assert_eq!(own[0], Value::Null);
+            assert!(own[1..].iter().all(|entry| (3..=4).contains(&entry.as_object().unwrap().len())), "{own:?}");
+        }
+        // The prompt's own list without an echo.
+        let reply = both(&server, json!({"prompt": prompt, "prompt_logprobs": 0})).await;
+        let choice = &reply["choices"][0];
+        assert_eq!((choice["text"].as_str(), &choice["logprobs"]), (Some("and b"), &Value::Null));
+        let own = choice["prompt_logprobs"].as_array().unwrap();
+        assert!(own[1..].iter().all(|entry| entry.as_object().unwrap().len() == 1), "{own:?}");
+    }
+    // A stop string is looked for in the answer alone.
+    let reply = both(&server, json!({"prompt": "the", "echo": true, "stop": "the"})).await;
+    assert_eq!(reply["choices"][0]["text"], "theand b");
 }
 
 #[tokio::test]

@@ -53,7 +53,12 @@ async fn bad_bodies_are_400_with_the_field_and_cost_no_device_work() {
         (r#"{"prompt":"x","stop_token_ids":[512]}"#, "token_id_out_of_range", Some("stop_token_ids")),
         (r#"{"prompt":"x","max_tokens":4,"min_tokens":5}"#, "invalid_value", Some("min_tokens")),
         (r#"{"prompt":"x","presence_penalty":3}"#, "invalid_value", Some("presence_penalty")),
-        (r#"{"prompt":"x","echo":true,"max_tokens":0,"logprobs":1}"#, "unsupported_field", Some("echo")),
+        (r#"{"prompt":"x","echo":1}"#, "invalid_type", Some("echo")),
+        (r#"{"prompt":"x","logprobs":21}"#, "invalid_value", Some("logprobs")),
+        (r#"{"prompt":"x","logprobs":true}"#, "invalid_type", Some("logprobs")),
+        (r#"{"prompt":"x","prompt_logprobs":-1}"#, "invalid_value", Some("prompt_logprobs")),
+        (r#"{"prompt":"x","include_stop_str_in_output":"no"}"#, "invalid_type", Some("include_stop_str_in_output")),
+        (r#"{"prompt":"x","dry_multiplier":0.8}"#, "unsupported_field", Some("dry_multiplier")),
         (r#"{"prompt":"x","stream_options":{"include_usage":true}}"#, "invalid_value", Some("stream_options")),
     ] {
         let reply = server.client.send("POST", "/v1/completions", &[], body).await;
@@ -75,6 +80,10 @@ async fn the_context_rule_holds_at_its_edges() {
     let json = reply.json();
     assert_eq!(json["usage"], json!({"prompt_tokens": 63, "completion_tokens": 1, "total_tokens": 64}));
     assert_eq!(json["choices"][0]["finish_reason"], "length");
+    let alone = json!({"prompt": prompt(64), "max_tokens": 0, "echo": true});
+    assert_eq!(server.client.complete(alone).await.status, 200, "a prompt as long as the context, and nothing more");
+    let alone = json!({"prompt": prompt(65), "max_tokens": 0, "echo": true});
+    assert_eq!(server.client.complete(alone).await.error_code(), "context_length_exceeded");
     for (n, max_tokens) in [(63, json!(10)), (64, Value::Null), (65, Value::Null), (64, json!(1)), (1, json!(u64::MAX))]
     {
         let reply = server.client.complete(json!({"prompt": prompt(n), "max_tokens": max_tokens})).await;

@@ -31,6 +31,7 @@ pub const G4_SAMPLING_MASK: _bindgen_ty_2 = 4;
 pub const G4_SAMPLING_BIAS: _bindgen_ty_2 = 8;
 pub const G4_SAMPLING_PENALTIES: _bindgen_ty_2 = 16;
 pub const G4_SAMPLING_WORDS: _bindgen_ty_2 = 32;
+pub const G4_SAMPLING_PROCESSED: _bindgen_ty_2 = 64;
 pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 pub const G4_TOKEN_NONE: _bindgen_ty_3 = -1;
 pub const G4_TOKEN_NAN: _bindgen_ty_3 = -2;
@@ -166,19 +167,23 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct G4Logprobs {
-    pub count: i32,
+    pub step: i32,
+    pub generation: u32,
     pub rank: i32,
+    pub token_logprob: f32,
     pub id: [i32; 20usize],
     pub logprob: [f32; 20usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of G4Logprobs"][::std::mem::size_of::<G4Logprobs>() - 168usize];
+    ["Size of G4Logprobs"][::std::mem::size_of::<G4Logprobs>() - 176usize];
     ["Alignment of G4Logprobs"][::std::mem::align_of::<G4Logprobs>() - 4usize];
-    ["Offset of field: G4Logprobs::count"][::std::mem::offset_of!(G4Logprobs, count) - 0usize];
-    ["Offset of field: G4Logprobs::rank"][::std::mem::offset_of!(G4Logprobs, rank) - 4usize];
-    ["Offset of field: G4Logprobs::id"][::std::mem::offset_of!(G4Logprobs, id) - 8usize];
-    ["Offset of field: G4Logprobs::logprob"][::std::mem::offset_of!(G4Logprobs, logprob) - 88usize];
+    ["Offset of field: G4Logprobs::step"][::std::mem::offset_of!(G4Logprobs, step) - 0usize];
+    ["Offset of field: G4Logprobs::generation"][::std::mem::offset_of!(G4Logprobs, generation) - 4usize];
+    ["Offset of field: G4Logprobs::rank"][::std::mem::offset_of!(G4Logprobs, rank) - 8usize];
+    ["Offset of field: G4Logprobs::token_logprob"][::std::mem::offset_of!(G4Logprobs, token_logprob) - 12usize];
+    ["Offset of field: G4Logprobs::id"][::std::mem::offset_of!(G4Logprobs, id) - 16usize];
+    ["Offset of field: G4Logprobs::logprob"][::std::mem::offset_of!(G4Logprobs, logprob) - 96usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

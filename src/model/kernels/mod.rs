@@ -54,6 +54,8 @@ unsafe impl bytemuck::Pod for G4Slot {}
 unsafe impl bytemuck::Zeroable for G4Record {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Record {}
+// SAFETY: pointers, which may be null, and integers.
+unsafe impl bytemuck::Zeroable for G4SampleParams {}
 // SAFETY: 18 words without padding (bindgen asserts the size), any bits valid.
 unsafe impl bytemuck::Zeroable for G4Sampling {}
 // SAFETY: as above.

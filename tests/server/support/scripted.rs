@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gemma4_serve::engine::handle::{EngineDoor, Ticket};
-use gemma4_serve::request::{Cancel, Failure, GenerateRequest, Terminal};
+use gemma4_serve::request::{Cancel, Failure, GenerateRequest, Terminal, TokenLogprobs};
 use gemma4_serve::server::EngineEnd;
 use parking_lot::Mutex;
 
@@ -211,7 +211,15 @@ impl Engine {
         for _ in 0..self.tokens_per_step {
             self.running.retain(|(ticket, plan)| {
                 let i = ticket.published() as usize;
+                if let (0, Some(_)) = (i, ticket.request.sampling.prompt_logprobs) {
+                    let behind_the_first = ticket.request.prompt[1..].iter();
+                    // As the engine does: as many as there can be, whatever was asked.
+                    behind_the_first.for_each(|&token| ticket.publish_logprobs(logprobs_of(token, 20)));
+                }
                 let token = plan.get(i).copied().unwrap_or(super::EOS);
+                if let Some(count) = ticket.request.sampling.logprobs {
+                    ticket.publish_logprobs(logprobs_of(token, count));
+                }
                 ticket.publish(token);
                 let stop = [1, 50, 106].contains(&token) && !ticket.request.ignore_eos;
                 let length = i + 1 == ticket.request.max_tokens as usize;
@@ -224,4 +232,10 @@ impl Engine {
             });
         }
     }
+}
+
+/// Made up: ids around the token's, and the token itself only where it is even.
+pub fn logprobs_of(token: u32, count: u32) -> TokenLogprobs {
+    let top: Vec<(u32, f32)> = (0..count).map(|i| ((token & !1) ^ (2 * i), -1.0 - i as f32)).collect();
+    TokenLogprobs::new(token, if token.is_multiple_of(2) { -1.0 } else { -25.5 }, 1, &top)
 }
