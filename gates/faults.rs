@@ -14,7 +14,7 @@ mod process;
 use std::net::SocketAddr;
 
 use common::Gate;
-use process::{RawReply, Setup, request, wait};
+use process::{RawReply, Setup, reference, request, wait};
 use serde_json::{Value, json};
 
 /// How many of the recorded run's calls fail, spread over it with the first and the last: in the subset and with
@@ -76,7 +76,7 @@ struct Recorded {
 }
 
 fn setup() -> Setup {
-    Setup::serve(&["--max-running", "4", "--prefill-chunk", "16"])
+    Setup::serve(&["--max-running", "4", "--prefill-chunk", "16"]).model(&reference("dense"))
 }
 
 fn record(gate: &mut Gate) -> Recorded {

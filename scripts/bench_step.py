@@ -133,7 +133,7 @@ def page(table):
     lines = f"""# What a decode step costs the engine thread
 
 `scripts/bench_step.py record`, {table['compiler']}, profile `{table['profile']}`, software device with its kernels
-switched off, five sliding layers. Instructions a step inside `Engine::step` on the engine thread: the program's own,
+switched off, two sliding layers. Instructions a step inside `Engine::step` on the engine thread: the program's own,
 and those of what it calls (the software driver, the C library). Nanoseconds are the median of wall time and include
 the wait for the software device's stream thread. The other columns are counts a step.
 

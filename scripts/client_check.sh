@@ -48,6 +48,9 @@ fact "with usage" grep -q '"usage":{"prompt_tokens":[0-9]*,"completion_tokens":8
 curl -sSN --max-time 60 "$url/v1/completions" -d '{"prompt":"Hello","max_tokens":8,"stream":true}' >"$work/stream"
 fact "a stream is events that end with [DONE]" [ "$(tail -n 2 "$work/stream" | head -n 1)" = 'data: [DONE]' ]
 fact "of several chunks" [ "$(grep -c '^data: {' "$work/stream")" -gt 3 ]
+curl -sS --max-time 60 "$url/v1/chat/completions" \
+    -d '{"messages":[{"role":"user","content":"What is the capital of France?"}]}' >"$work/chat"
+fact "a chat has the right answer" grep -q '"message":{"role":"assistant","content":"[^"]*Paris' "$work/chat"
 fact "a bad body is a 400" [ "$(ask '{' | grep -c malformed_json)" = 1 ]
 fact "models are listed" curl -sf "$url/v1/models"
 fact "liveness is 200" curl -sf "$url/health/live"

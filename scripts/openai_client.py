@@ -24,6 +24,27 @@ def refusal(kind, call):
     return None
 
 
+def chat(client, model):
+    """The chat route of the embedded model, which answers."""
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    ask = {"model": model, "messages": messages, "temperature": 0}
+    whole = client.chat.completions.create(**ask)
+    message, usage = whole.choices[0].message, whole.usage
+    fact(whole.object == "chat.completion" and message.role == "assistant", "a chat is a chat.completion")
+    fact("Paris" in message.content, f"it has the right answer: {message.content!r}")
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    fact(text == message.content, "its stream has the same text")
+    fact(chunks[0].choices[0].delta.role == "assistant", "the first chunk names the role")
+    fact(chunks[-1].usage == usage and not chunks[-1].choices, "its last chunk is the same usage")
+    ask["messages"] += [message, {"role": "user", "content": "Repeat: river"}]
+    again = client.chat.completions.create(**ask).choices[0].message.content
+    fact("river" in again, f"an answer given back as history is taken: {again!r}")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    error = refusal(openai.BadRequestError, lambda: client.chat.completions.create(**ask, tools=[tool]))
+    fact(error is not None and error.param == "tools", f"tools are a BadRequestError that names them: {error}")
+
+
 def main(base_url):
     client = openai.OpenAI(base_url=base_url, api_key="none", timeout=60, max_retries=0)
     models = client.models.list().data
@@ -67,6 +88,8 @@ def main(base_url):
     fact(error is not None and error.param == "temperature", f"a temperature above 2 is a BadRequestError: {error}")
     error = refusal(openai.NotFoundError, lambda: client.completions.create(**{**ask, "model": "other"}))
     fact(error is not None and error.code == "model_not_found", f"another model is a NotFoundError: {error}")
+
+    chat(client, model)
 
     print(f"openai {openai.__version__}: {passed} passed, {failed} failed")
     return failed == 0 and passed > 0

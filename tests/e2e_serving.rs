@@ -202,7 +202,8 @@ async fn a_text_prompt_has_one_bos_and_token_ids_are_taken_as_they_are() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn models_and_metrics_name_what_is_served() {
-    let server = Setup::serve(&["--max-running", "8", "--served-model-name", "tiny"]).start();
+    let server =
+        Setup::serve(&["--max-running", "8", "--served-model-name", "tiny"]).model(&reference("dense")).start();
     let models = server.client.get("/v1/models").await.json();
     assert_eq!(models["object"], "list");
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["object"]), (&json!("tiny"), &json!("model")));

@@ -92,7 +92,7 @@ fn sizes_that_cannot_be_had_are_refused_with_the_knobs() {
     let knobs = ["does not fit", "--kv-pages", "--max-running", "--max-context", "--prefill-chunk"];
     ends(Setup::serve(&[]).soft("MEMORY_BYTES", "8M"), 2, &knobs);
     ends(Setup::serve(&["--kv-pages", "2000000"]), 2, &["does not fit", "--kv-pages (now 2000000"]);
-    ends(Setup::serve(&["--max-context", "5000"]), 2, &["--max-context is 5000", "1024"]);
+    ends(Setup::serve(&["--max-context", "5000"]), 2, &["--max-context is 5000", "4096"]);
 }
 
 #[test]

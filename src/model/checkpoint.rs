@@ -157,16 +157,16 @@ impl Checkpoint {
         })
     }
 
-    /// The default checkpoint, compiled into the binary: random weights, 6 layers, 512 tokens of vocabulary.
+    /// The default checkpoint, compiled into the binary: small, and trained to answer (models/tiny/README.md).
     pub fn embedded() -> Result<Checkpoint, CheckpointError> {
         Self::from_static(&EmbeddedFiles {
-            name: "random-tiny",
-            config: include_bytes!("../../models/random-tiny/config.json"),
-            generation_config: Some(include_bytes!("../../models/random-tiny/generation_config.json")),
-            tokenizer_config: Some(include_bytes!("../../models/random-tiny/tokenizer_config.json")),
-            tokenizer: Some(include_bytes!("../../models/random-tiny/tokenizer.json")),
-            chat_template: None,
-            weights: include_bytes!("../../models/random-tiny/model.safetensors"),
+            name: "tiny",
+            config: include_bytes!("../../models/tiny/config.json"),
+            generation_config: Some(include_bytes!("../../models/tiny/generation_config.json")),
+            tokenizer_config: Some(include_bytes!("../../models/tiny/tokenizer_config.json")),
+            tokenizer: Some(include_bytes!("../../models/tiny/tokenizer.json")),
+            chat_template: Some(include_bytes!("../../models/tiny/chat_template.jinja")),
+            weights: include_bytes!("../../models/tiny/model.safetensors"),
         })
     }
 
