@@ -59,7 +59,7 @@ else
 fi
 
 cp -r tests/data/reference "$out/tests/data/"
-cp scripts/gpu_check.sh scripts/serve_check.py scripts/bench_torch.py "$out/"
+cp scripts/gpu_check.sh scripts/serve_check.py scripts/bench_torch.py scripts/bench_sampler_torch.py "$out/"
 du -sh "$out"/* | sed 's/^/  /'
 bytes=$(du -sb "$out" | cut -f 1)
 echo "$out: $((bytes / 1000000)) MB$([ -n "$soft" ] || echo " of at most 60")"

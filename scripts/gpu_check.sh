@@ -12,6 +12,7 @@
 #   kernel_bench each kernel at the shapes of the 12B and 31B, beside the copy bandwidth
 #   ab           the step switches on the 12B's shapes, alternating rounds
 #   decode       decode and prompt benchmark of the 12B's shapes
+#   sampler      the sampler's kernels beside PyTorch's top-k and top-p sampling and one read of the logits
 #   torch        the same shapes in transformers, beside the figures of `decode` (where torch is)
 # --soft rehearses every stage on the software device, with smaller benchmarks and no compute-sanitizer.
 set -uo pipefail
@@ -123,10 +124,17 @@ torch() {
     --ours "$out/bench.json"
 }
 
+# Figures of `kernel_bench` beside those of PyTorch.
+sampler() {
+  [ -z "$soft" ] || { echo "skipped: PyTorch's sampling is for a GPU"; return; }
+  python3 -c 'import torch' 2> /dev/null || { echo "skipped: torch is not here"; return; }
+  python3 "$folder/bench_sampler_torch.py" --json "$out/sampler.json" --ours "$out/kernel_bench.json"
+}
+
 gate() { "$folder/bin/gate_$1" --device "$device" --root "$folder"; }
 
 # A stage runs below `timeout`, so functions are called through a shell of their own.
-export -f sanitizer kernels gate real_shapes torch
+export -f sanitizer kernels gate real_shapes torch sampler
 G4_TEST_FATBINS=$(printf ':%s' "$folder"/kernels/*.fatbin)
 export G4_TEST_FATBINS=${G4_TEST_FATBINS:1}
 export soft out device folder server
@@ -140,6 +148,7 @@ stage real_shapes 60 bash -c real_shapes
 stage serve 30 python3 "$folder/serve_check.py" "$server" "$kind" --device "$device"
 stage kernel_bench 50 "$folder/kernels/kernel_bench" $([ -n "$soft" ] && echo --rehearse) --seconds 40 \
   --json "$out/kernel_bench.json"
+stage sampler 30 bash -c sampler
 stage ab 60 "$server" bench --device "$device" "${shape[@]}" --measure switches $([ -n "$soft" ] || echo --rounds 2) \
   --json "$out/ab.json"
 stage decode 90 "$server" bench --device "$device" "${shape[@]}" --json "$out/bench.json"
