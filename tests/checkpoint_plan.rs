@@ -59,14 +59,14 @@ fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
     assert_eq!(bytes(&plan, "KV pool, sliding"), 5 * 2 * (2 * 5 * 2 * 16 * 256 * 2));
     assert_eq!(bytes(&plan, "KV pool, global"), 100 * (2 * 16 * 512 * 2));
     // Widest q | k | v: global, (4 + 1) x 512.
-    assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2560 + 2 * 2048 + 3 * 128) * 2 + 12));
+    assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2560 + 2 * 2048 + 3 * 128) * 2 + 16));
     assert_eq!(bytes(&plan, "chunk K and V, sliding"), 5 * (2 * 2 * 16 * 256 * 2));
     // Sliding: 15 keys before the current one touch at most 2 segments; global: 1000 tokens touch 4, 100 pages hold
     // less.
     assert_eq!((plan.geometry.sliding_items, plan.geometry.global_items), (5 * 2, 100 * 16 / 256 + 5));
     assert_eq!(bytes(&plan, "attention partials"), 11 * 4 * (512 + 2) * 4);
     // Bucket 8 covers 5 running rows.
-    assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 2 * 8));
+    assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 2 * 16));
     assert_eq!(bytes(&plan, "slots and page tables"), 5 * (172 + 4 + 4 * (2 + 63)));
     assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
 }

@@ -164,9 +164,10 @@ impl Geometry {
         config.layers_of(LayerKind::Sliding).map(|(_, layer)| self.layer_page_bytes(layer)).max().unwrap_or(0)
     }
 
-    /// Bytes that one more token of `--prefill-chunk` takes.
+    /// Bytes that one more token of `--prefill-chunk` takes, from chunks on that can report more than a decode step.
     pub fn chunk_token_bytes(&self, config: &ModelConfig) -> u64 {
-        Widths::of(config).row_bytes() + self.scratch_page_bytes(config) / self.page_tokens_sliding as u64
+        let report = product(&[records_max(ROWS_MAX) - records_max(ROWS_MAX - 1), RECORD_BYTES]);
+        Widths::of(config).row_bytes() + self.scratch_page_bytes(config) / self.page_tokens_sliding as u64 + report
     }
 
     fn rope_lines(&self, config: &ModelConfig) -> Vec<Line> {
