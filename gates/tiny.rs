@@ -56,6 +56,8 @@ fn main() {
     right_answers(&mut gate, &samples, &answers);
     as_transformers(&mut gate, &samples, &answers);
     runtime.block_on(in_words(&mut gate, &server));
+    // The gate's end skips destructors, and the server would outlive it.
+    drop(server);
     gate.finish();
 }
 
