@@ -10,13 +10,14 @@ from pathlib import Path
 
 QUOTE = '<|"|>'
 # Closes the thought of an answer without one. The large models' form; that of E2B and E4B has nothing there.
-NO_THOUGHT = "<|channel>thought\n<channel|>"
+EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
+NO_THOUGHT = EMPTY_THOUGHT
 
 
 def use_form_of(shape):
     """Sets the form for a model's kind, for everything rendered from here on."""
     global NO_THOUGHT
-    NO_THOUGHT = "" if shape.ple else "<|channel>thought\n<channel|>"
+    NO_THOUGHT = "" if shape.ple else EMPTY_THOUGHT
 
 
 def template():

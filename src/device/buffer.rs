@@ -117,7 +117,8 @@ impl<T: Pod> DeviceSlice<T> {
 /// Page-locked host memory that copies run on without staging. Cached, not write-combined: the host reads it.
 ///
 /// The device reads or writes it while copies are in flight; the host touches an element only before the copy is
-/// enqueued or after an event behind it. Writes are volatile, so that the compiler keeps them where they stand.
+/// enqueued or after an event behind it. Accesses to single elements are volatile, so that the compiler keeps them
+/// where they stand.
 pub struct PinnedBuffer<T> {
     address: *mut T,
     len: usize,

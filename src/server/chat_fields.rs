@@ -10,7 +10,7 @@ use crate::error::Rejection;
 /// What a chat request says beside the fields of both routes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatFields {
-    conversation: Option<Conversation>,
+    conversation: Conversation,
     /// The newer name of `max_tokens`.
     max_completion_tokens: Option<u64>,
     logprobs: bool,
@@ -47,13 +47,8 @@ impl ChatFields {
             return Ok(());
         }
         match name {
-            "messages" => {
-                let messages = messages::read_messages(&value)?;
-                self.conversation.get_or_insert_default().messages = messages;
-            }
-            "chat_template_kwargs" => {
-                self.conversation.get_or_insert_default().variables = messages::read_variables(value)?
-            }
+            "messages" => self.conversation.messages = messages::read_messages(&value)?,
+            "chat_template_kwargs" => self.conversation.variables = messages::read_variables(value)?,
             "max_completion_tokens" => {
                 let tokens = value.as_u64().ok_or_else(|| wrong_type(name, &value, "a whole number of tokens"))?;
                 self.max_completion_tokens = Some(tokens);
@@ -73,11 +68,11 @@ impl ChatFields {
 
     /// Puts everything into the request, whose other fields have been read.
     pub fn finish(self, request: &mut CompletionRequest) -> Result<(), Rejection> {
-        let conversation = self.conversation.unwrap_or_default();
-        if conversation.messages.is_empty() {
+        // An empty list was refused when it was read.
+        if self.conversation.messages.is_empty() {
             return Err(Rejection::MissingField("messages"));
         }
-        request.prompts = vec![Prompt::Chat(conversation)];
+        request.prompts = vec![Prompt::Chat(self.conversation)];
         if let Some(tokens) = self.max_completion_tokens {
             if request.max_tokens.is_some_and(|max_tokens| max_tokens != tokens) {
                 return Err(Rejection::OutOfRange {

@@ -1,7 +1,8 @@
 //! A request of either generating route on the wire: bytes to [`CompletionRequest`], or a refusal that names the field.
 //!
-//! The body is read once, without a tree in between: a prompt of a million ids goes straight into its list. A field
-//! this server does not know is refused, never ignored, so a client cannot believe that it was obeyed.
+//! The body is read once: a prompt of a million ids goes straight into its list, only small fields and conversations
+//! through a tree. A field this server does not know is refused, never ignored, so a client cannot believe that it was
+//! obeyed.
 
 use std::cell::RefCell;
 use std::fmt;
