@@ -204,13 +204,32 @@ typedef struct G4AddNormParams {
   float eps;
 } G4AddNormParams;
 
-// g4_gelu_gate: out = bf16(bf16(gelu_tanh(gate)) * up).
+// g4_gelu_gate: out = bf16(bf16(gelu_tanh(gate)) * up). Where width is a multiple of 8, strides are and bases are
+// 16-byte aligned.
 typedef struct G4GeluGateParams {
-  const uint16_t* gate_up;  // [rows][2 * width], gate first
-  uint16_t* out;            // [rows][width]
+  const uint16_t* gate;  // [rows][width], rows gate_stride elements apart
+  const uint16_t* up;    // [rows][width], rows up_stride elements apart
+  uint16_t* out;         // [rows][width]
   int32_t rows;
   int32_t width;
+  int32_t gate_stride;
+  int32_t up_stride;
 } G4GeluGateParams;
+
+// g4_per_layer_input: x = bf16(bf16(RN(bf16(x * context_scale); weight) + bf16(table[token] * table_scale)) * 2^-0.5),
+// RN over each layer's width values; the table's part is zero where the token is negative.
+typedef struct G4PerLayerInputParams {
+  const uint16_t* table;      // [vocab][layers][width], row-major
+  const int32_t* token;       // [rows]
+  const uint16_t* weight;     // [width]
+  uint16_t* x;                // [rows][layers][width], in place: the context projection of the embedding
+  int32_t rows;
+  int32_t layers;
+  int32_t width;              // a multiple of 8, at most 512
+  float context_scale;        // hidden^-0.5
+  uint32_t table_scale_bf16;  // bf16 bits of sqrt(width)
+  float eps;
+} G4PerLayerInputParams;
 
 // g4_gemm_t{1,2,4,8,16} (1 to 8, 16, 32, 64, 128 tokens) and g4_gemm_tiled (any): out = bf16(x W^T).
 // g4_logits_t{1,2,4,8,16}: out = softcap * tanh((x W^T) / softcap), f32; softcap 0 means none.
@@ -228,7 +247,8 @@ typedef struct G4GemmParams {
 } G4GemmParams;
 
 // g4_qkv_prep: q = rope(RN(q; q_norm)), k = rope(RN(k; k_norm)), v = RN(v) (v = raw k when k_eq_v); q to q_out, k and v
-// into the cache. Rows with slot -1 write nothing to the cache and zeros to q_out.
+// into the cache. Rows with slot -1 write nothing to the cache and zeros to q_out. kv.kv_heads 0: q alone, for a layer
+// that reads another's K and V; kv.k, kv.v and k_weight are not used then.
 typedef struct G4QkvPrepParams {
   const uint16_t* qkv;       // [rows][(heads + kv_heads * (k_eq_v ? 1 : 2)) * head_dim], q | k | v
   const uint16_t* q_weight;  // [head_dim]
@@ -385,6 +405,7 @@ typedef struct G4SampleParams {
   X(g4_rmsnorm, G4RmsNormParams, G4_ROW_THREADS)               \
   X(g4_add_norm, G4AddNormParams, G4_ROW_THREADS)              \
   X(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS)            \
+  X(g4_per_layer_input, G4PerLayerInputParams, G4_ROW_THREADS) \
   X(g4_gemm_t1, G4GemmParams, G4_GEMM_THREADS)                 \
   X(g4_gemm_t2, G4GemmParams, G4_GEMM_THREADS)                 \
   X(g4_gemm_t4, G4GemmParams, G4_GEMM_THREADS)                 \
@@ -437,7 +458,8 @@ G4_LAYOUT(G4RopeTableParams, 40, head_dim, 32);
 G4_LAYOUT(G4EmbedParams, 40, scale_bf16, 32);
 G4_LAYOUT(G4RmsNormParams, 40, eps, 32);
 G4_LAYOUT(G4AddNormParams, 64, eps, 56);
-G4_LAYOUT(G4GeluGateParams, 24, width, 20);
+G4_LAYOUT(G4GeluGateParams, 40, up_stride, 36);
+G4_LAYOUT(G4PerLayerInputParams, 56, eps, 52);
 G4_LAYOUT(G4GemmParams, 56, softcap, 48);
 G4_LAYOUT(G4QkvPrepParams, 136, eps, 128);
 G4_LAYOUT(G4KvCopyParams, 112, end, 104);

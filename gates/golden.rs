@@ -4,7 +4,7 @@
 //! eager run; argmax agrees where the f32 top-two gap exceeds 1; no bias on large logits; no logit reaches the
 //! soft-cap; state 0 is the embedding row times bf16(sqrt(H)), rounded once; on Hugging Face's greedy continuation our
 //! argmax is its token wherever our own gap exceeds 1. Then every kernel image with one planted mistake must break a
-//! rule.
+//! rule, and so must every reading of a checkpoint that wires its layers wrongly.
 
 mod common;
 
@@ -17,6 +17,7 @@ use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::images::PLANTED_KERNELS;
 use gemma4_serve::model::checkpoint::{Checkpoint, Content};
 use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::model::safetensors::{TensorInfo, TensorOut, read_header, write};
 use gemma4_serve::score::{ScoreOptions, Scores, score};
 use half::bf16;
 use safetensors::SafeTensors;
@@ -24,26 +25,27 @@ use safetensors::SafeTensors;
 /// Mistakes of the trap table and the checkpoints that must notice: those whose logits they move by 0.7 or more, and
 /// the two that a rule of their own looks for. A planted image that is not in this table fails the gate.
 const VISIBLE: &[(&str, &[&str])] = &[
-    ("one_plus_w", &["dense", "unified"]),
-    ("no_embed_scale", &["dense", "unified"]),
+    ("one_plus_w", &["dense", "unified", "ple"]),
+    ("no_embed_scale", &["dense", "unified", "ple"]),
     // sqrt(64) is exact in bf16: only `unified` (H = 128) can see it, in state 0.
     ("embed_scale_f32", &["unified"]),
-    ("attn_scale", &["dense", "unified"]),
-    ("no_v_norm", &["dense", "unified"]),
+    ("attn_scale", &["dense", "unified", "ple"]),
+    ("no_v_norm", &["dense", "unified", "ple"]),
     ("v_is_final_k", &["dense", "unified"]),
-    ("no_global_rope", &["dense", "unified"]),
-    ("rope_denominator_rotary_dim", &["dense", "unified"]),
-    ("rope_first_quarter_block", &["dense", "unified"]),
-    ("no_window", &["dense", "unified"]),
-    ("window_plus_one", &["dense", "unified"]),
-    ("no_layer_scalar", &["dense", "unified"]),
-    ("no_softcap", &["dense", "unified"]),
+    ("no_global_rope", &["dense", "unified", "ple"]),
+    ("rope_denominator_rotary_dim", &["dense", "unified", "ple"]),
+    ("rope_first_quarter_block", &["dense", "unified", "ple"]),
+    ("no_window", &["dense", "unified", "ple"]),
+    ("window_plus_one", &["dense", "unified", "ple"]),
+    ("no_layer_scalar", &["dense", "unified", "ple"]),
+    ("no_softcap", &["dense", "unified", "ple"]),
+    ("no_ple_scale", &["ple"]),
 ];
 
 fn main() {
     let mut gate = Gate::start("golden");
     let device = Gate::device();
-    for name in ["dense", "unified"] {
+    for name in ["dense", "unified", "ple"] {
         let reference = Reference::open(name);
         for spelling in ["config.json", "config.hf-5.24-style.json"] {
             let checkpoint = open_with(name, spelling);
@@ -61,10 +63,17 @@ fn main() {
                 continue;
             }
             let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
-            let broken: Vec<_> = reference.judge(&checkpoint, device, image);
-            let broken: Vec<_> = broken.iter().filter(|(_, holds, _)| !holds).map(|(rule, ..)| *rule).collect();
+            let broken = reference.broken(&checkpoint, device, image);
             gate.fact(!broken.is_empty(), &format!("{name} goes red for {mistake}: {broken:?}"));
         }
+    }
+    let ple = Reference::open("ple");
+    for (mistake, checkpoint) in [
+        ("shared_layers_use_own_kv", own_kv_in_shared_layers()),
+        ("donor_is_the_first_of_its_kind", donor_is_the_first_of_its_kind()),
+    ] {
+        let broken = ple.broken(&checkpoint, device, KernelImage::Shipped(device));
+        gate.fact(!broken.is_empty(), &format!("ple goes red for {mistake}: {broken:?}"));
     }
     let count = VISIBLE.iter().filter(|(name, _)| planted(device).iter().any(|(p, _)| p == name)).count();
     if cfg!(feature = "planted-mistakes") && device == DeviceKind::Soft {
@@ -95,6 +104,52 @@ fn open_with(name: &str, spelling: &str) -> Checkpoint {
     }
     std::fs::copy(folder(name).join(spelling), target.path().join("config.json")).expect("a copy");
     Checkpoint::open(target.path()).expect("the re-saved spelling opens")
+}
+
+/// The last global layer reads K and V of the first one instead of the last before the shared layers.
+fn donor_is_the_first_of_its_kind() -> Checkpoint {
+    let mut checkpoint = open_with("ple", "config.json");
+    let layers = &mut checkpoint.config.layers;
+    assert_eq!(layers[7].kv_donor, Some(4));
+    layers[7].kv_donor = Some(2);
+    checkpoint
+}
+
+/// The `ple` checkpoint without sharing: layers 5 to 7 use the k and v tensors that the file holds for them and that
+/// are not meant to be used. One configuration has one width of MLP for all then, so that of layers 0 to 4 is widened
+/// to 128 by zeros, which add nothing.
+fn own_kv_in_shared_layers() -> Checkpoint {
+    let text = std::fs::read_to_string(folder("ple").join("config.json")).expect("config.json");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("a JSON object");
+    for (field, value) in [("num_kv_shared_layers", 0.into()), ("intermediate_size", 128.into())] {
+        config["text_config"][field] = value;
+    }
+    let file = std::fs::read(folder("ple").join("model.safetensors")).expect("weights");
+    let tensors: Vec<(TensorInfo, Vec<u8>)> = read_header(&file)
+        .expect("a header")
+        .into_iter()
+        .map(|mut info| {
+            let mut bytes = file[info.bytes.clone()].to_vec();
+            let is_narrow = (0..5).any(|index| info.name.contains(&format!("layers.{index}.mlp")));
+            if is_narrow && info.name.ends_with("down_proj.weight") {
+                info.shape[1] = 128;
+                bytes = bytes.chunks(2 * 64).flat_map(|row| row.iter().copied().chain([0; 2 * 64])).collect();
+            } else if is_narrow {
+                info.shape[0] = 128;
+                bytes.resize(2 * 128 * 64, 0);
+            }
+            (info, bytes)
+        })
+        .collect();
+    let out: Vec<TensorOut> = tensors
+        .iter()
+        .map(|(info, bytes)| TensorOut { name: &info.name, dtype: info.dtype, shape: &info.shape, bytes })
+        .collect();
+    let target = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(target.path().join("config.json"), config.to_string()).expect("config.json is written");
+    let mut file = std::fs::File::create(target.path().join("model.safetensors")).expect("a file");
+    write(&mut file, &out).expect("the tensors are written");
+    Checkpoint::open(target.path()).expect("the checkpoint opens")
 }
 
 type Fact = (&'static str, bool, String);
@@ -130,6 +185,12 @@ impl Reference {
             eager: floats("logits_bf16_eager"),
             vocab,
         }
+    }
+
+    /// The rules that do not hold.
+    fn broken(&self, checkpoint: &Checkpoint, device: DeviceKind, image: KernelImage) -> Vec<&'static str> {
+        let facts = self.judge(checkpoint, device, image);
+        facts.iter().filter(|(_, holds, _)| !holds).map(|(rule, ..)| *rule).collect()
     }
 
     /// Scores the prompt and its greedy continuation and applies every rule.

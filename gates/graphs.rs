@@ -21,8 +21,11 @@ use serve::{Random, Serve};
 fn main() {
     let mut gate = Gate::start("graphs");
     let device = Gate::device();
+    for name in ["dense", "ple"] {
+        let checkpoint = Checkpoint::open(&Gate::reference(name)).expect("a reference checkpoint opens");
+        the_plan_is_what_is_allocated(&mut gate, name, &checkpoint, device);
+    }
     let checkpoint = Checkpoint::open(&Gate::reference("dense")).expect("a reference checkpoint opens");
-    the_plan_is_what_is_allocated(&mut gate, &checkpoint, device);
     replay_equals_eager(&mut gate, &checkpoint, device);
     padding_touches_no_page(&mut gate, &checkpoint, device);
     forbidden_in_capture(&mut gate, &checkpoint, device);
@@ -68,7 +71,7 @@ fn replay_equals_eager(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceK
 }
 
 /// The memory plan's total against the device's own count of live bytes, staging (freed after load) set aside.
-fn the_plan_is_what_is_allocated(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceKind) {
+fn the_plan_is_what_is_allocated(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
     if device != DeviceKind::Soft {
         println!("note: a GPU does not count the bytes of one process");
         return;
@@ -83,10 +86,10 @@ fn the_plan_is_what_is_allocated(gate: &mut Gate, checkpoint: &Checkpoint, devic
     let off = planned.abs_diff(real) as f64 / planned as f64;
     gate.fact(
         off < 0.01,
-        &format!("the memory plan says {planned} bytes, the device holds {real}: {:.2} % off", off * 100.0),
+        &format!("{name}: the memory plan says {planned} bytes, the device holds {real}: {:.2} % off", off * 100.0),
     );
     drop(runner);
-    gate.fact(live() == before, &format!("everything is given back: {} bytes of {before} before", live()));
+    gate.fact(live() == before, &format!("{name}: everything is given back: {} bytes of {before} before", live()));
 }
 
 /// Everything in the KV pools.

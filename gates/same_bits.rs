@@ -24,7 +24,7 @@ use serve::{Random, Serve};
 fn main() {
     let mut gate = Gate::start("same_bits");
     let device = Gate::device();
-    for (turn, name) in ["dense", "unified"].into_iter().enumerate() {
+    for (turn, name) in CHECKPOINTS.into_iter().enumerate() {
         let checkpoint = Checkpoint::open(&Gate::reference(name)).expect("a reference checkpoint opens");
         paths_agree(&mut gate, name, &checkpoint, device);
         a_mistake_of_one_path_is_seen(&mut gate, name, &checkpoint, device);
@@ -35,6 +35,8 @@ fn main() {
     }
     gate.finish();
 }
+
+const CHECKPOINTS: [&str; 3] = ["dense", "unified", "ple"];
 
 /// Tokens enough to cross pages (16), the window (16), small segments (32) and the default sliding one (128).
 fn ids(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
@@ -127,12 +129,12 @@ fn long() -> Matrix {
     Matrix { name: "long prompts", lengths: LENGTHS, max_tokens: 20, segment: None, counts, seeds }
 }
 
-/// Short prompts cross the same borders with segments of 32; cheap enough for every count and 50 seeds, of which the
-/// two checkpoints take every other one.
+/// Short prompts cross the same borders with segments of 32; cheap enough for every count and 50 seeds, which the
+/// checkpoints take in turn.
 fn short(turn: u64) -> Matrix {
     const LENGTHS: &[usize] = &[1, 2, 7, 15, 16, 17, 30, 31, 32, 33, 48];
     let counts = (1..=REQUESTS).collect();
-    let seeds = (1..=50).filter(|seed| seed % 2 == turn).collect();
+    let seeds = (1..=50).filter(|seed| seed % CHECKPOINTS.len() as u64 == turn).collect();
     Matrix { name: "short prompts", lengths: LENGTHS, max_tokens: 8, segment: Some(32), counts, seeds }
 }
 

@@ -37,7 +37,7 @@ fn dense_with(path: &str, value: Value) -> Value {
 
 #[test]
 fn both_spellings_give_the_same_model() {
-    for model in ["dense", "unified"] {
+    for model in ["dense", "unified", "ple"] {
         let [published, resaved] = ["config.json", "config.hf-5.24-style.json"].map(|name| {
             let generation = file(&format!("{model}/generation_config.json"));
             let tokenizer = file(&format!("{model}/tokenizer_config.json"));
@@ -61,19 +61,47 @@ fn the_dense_reference_resolves_to_its_known_numbers() {
     assert_eq!((config.rms_eps, config.softcap, config.max_position, config.tied_head), (1e-6, 30.0, 1024, true));
     assert_eq!(config.rope_sliding, RopeConfig { theta: 1e4, pairs: 128, head_dim: 256 });
     assert_eq!(config.rope_global, RopeConfig { theta: 1e6, pairs: 64, head_dim: 512 });
-    let sliding =
-        LayerConfig { kind: LayerKind::Sliding, head_dim: 256, kv_heads: 2, k_eq_v: false, intermediate: 128 };
-    let global = LayerConfig { kind: LayerKind::Global, head_dim: 512, kv_heads: 1, k_eq_v: true, intermediate: 128 };
+    let of = |kind, head_dim, kv_heads, k_eq_v| LayerConfig {
+        kind,
+        head_dim,
+        kv_heads,
+        k_eq_v,
+        intermediate: 128,
+        kv_donor: None,
+    };
+    let (sliding, global) = (of(LayerKind::Sliding, 256, 2, false), of(LayerKind::Global, 512, 1, true));
     assert_eq!(config.layers, [sliding, sliding, sliding, sliding, sliding, global]);
+    assert_eq!(config.per_layer_width, None);
     assert_eq!((config.eos_ids.as_slice(), config.bos_id, config.pad_id), (&[1, 106][..], 2, 0));
     assert_eq!(config.add_bos_token, Some(false));
     let ids: Vec<u32> = config.modality_ids.iter().map(|m| m.id).collect();
     assert_eq!(ids, [258880, 258881, 258884, 255999, 256000, 258882, 258883]);
 }
 
+/// S S F S F + S S F: the last three read K and V of layers 3 and 4 and have an MLP of twice the width.
+#[test]
+fn the_ple_reference_resolves_to_its_known_numbers() {
+    let config = ModelConfig::parse(&file("ple/config.json"), None, None).unwrap();
+    assert_eq!((config.hidden, config.heads, config.vocab, config.per_layer_width), (64, 2, 512, Some(32)));
+    let of = |kind, kv_donor: Option<usize>| LayerConfig {
+        kind,
+        head_dim: if kind == LayerKind::Sliding { 256 } else { 512 },
+        kv_heads: 1,
+        k_eq_v: false,
+        intermediate: if kv_donor.is_some() { 128 } else { 64 },
+        kv_donor,
+    };
+    let (s, g) = (LayerKind::Sliding, LayerKind::Global);
+    let kinds = [(s, None), (s, None), (g, None), (s, None), (g, None), (s, Some(3)), (s, Some(3)), (g, Some(4))];
+    assert_eq!(config.layers, kinds.map(|(kind, donor)| of(kind, donor)));
+    assert_eq!((config.kv_owner(2), config.kv_owner(6)), (2, 3));
+    let last_readers: Vec<usize> = (0..8).filter(|&index| config.is_last_reader(index)).collect();
+    assert_eq!(last_readers, [0, 1, 2, 6, 7]);
+}
+
 #[test]
 fn a_text_only_export_gives_the_same_layers() {
-    for model in ["dense", "unified"] {
+    for model in ["dense", "unified", "ple"] {
         for name in ["config.json", "config.hf-5.24-style.json"] {
             let outer: Value = serde_json::from_slice(&file(&format!("{model}/{name}"))).unwrap();
             let (nested, text) = (parse(&outer).unwrap(), parse(&outer["text_config"]).unwrap());
@@ -109,6 +137,56 @@ fn the_published_12b_and_31b_shapes_are_accepted() {
         assert_eq!(config.eos_ids, [1, 106, 50]);
         assert_eq!(config.suppressed_ids, [258883, 258882]);
     }
+}
+
+/// What E2B and E4B publish: KV heads of global layers null, donors by the list, double-wide or not.
+#[test]
+fn the_published_e2b_and_e4b_shapes_are_accepted() {
+    for (hidden, every, layers, kv, intermediate, double_wide, shared, donors) in
+        [(1536, 5, 35, 1, 6144, true, 20, (13, 14)), (2560, 6, 42, 2, 10240, false, 18, (22, 23))]
+    {
+        let kind = |i: usize| if i % every == every - 1 { "full_attention" } else { "sliding_attention" };
+        let config = json!({
+            "model_type": "gemma4", "eos_token_id": [1, 106], "text_config": {
+                "model_type": "gemma4_text", "hidden_size": hidden, "num_hidden_layers": layers,
+                "num_attention_heads": 8, "num_key_value_heads": kv, "num_global_key_value_heads": null,
+                "layer_types": (0..layers).map(kind).collect::<Vec<_>>(), "intermediate_size": intermediate,
+                "use_double_wide_mlp": double_wide, "attention_k_eq_v": false, "num_kv_shared_layers": shared,
+                "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "vocab_size": 262144,
+                "sliding_window": 512, "max_position_embeddings": 131072, "use_bidirectional_attention": null,
+            }
+        });
+        let config = parse(&config).unwrap();
+        assert_eq!(config.per_layer_width, Some(256));
+        for (index, layer) in config.layers.iter().enumerate() {
+            let is_shared = index >= layers - shared;
+            let global = index % every == every - 1;
+            let donor = if global { donors.1 } else { donors.0 };
+            assert_eq!(layer.kv_donor, is_shared.then_some(donor), "layer {index}");
+            assert_eq!(layer.intermediate, if is_shared && double_wide { 2 * intermediate } else { intermediate });
+            assert_eq!((layer.kv_heads, layer.k_eq_v), (kv, false));
+        }
+    }
+}
+
+#[test]
+fn per_layer_embeddings_want_a_row_for_every_token() {
+    let mut config: Value = serde_json::from_slice(&file("ple/config.json")).unwrap();
+    config["text_config"]["vocab_size_per_layer_input"] = json!(500);
+    let error = parse(&config).unwrap_err();
+    assert!(error.contains("text_config.vocab_size_per_layer_input is 500: every token needs a row"), "{error}");
+    // The 26B writes the field beside a width of zero.
+    config["text_config"]["hidden_size_per_layer_input"] = json!(0);
+    assert_eq!(parse(&config).unwrap().per_layer_width, None);
+}
+
+#[test]
+fn a_layer_that_shares_k_and_v_has_the_kv_heads_of_its_donor() {
+    let mut config: Value = serde_json::from_slice(&file("ple/config.hf-5.24-style.json")).unwrap();
+    config["text_config"]["per_layer_config"]["7"]["num_key_value_heads"] = json!(2);
+    let error = parse(&config).unwrap_err();
+    let words = "per_layer_config.7.num_key_value_heads is 2: layer 7 reads K and V of layer 4, which has 1";
+    assert!(error.contains(words), "{error}");
 }
 
 /// <https://github.com/waybarrios/vllm-mlx/pull/610>: one list alone let the model run on past `<turn|>`.
@@ -150,8 +228,11 @@ fn what_cannot_be_served_is_refused_by_its_field_and_value() {
         ("text_config", json!([]), "text_config is a list of 0, expected an object"),
         ("text_config.model_type", json!("gemma3_text"), "text_config.model_type is gemma3_text"),
         ("text_config.enable_moe_block", json!(true), "text_config.enable_moe_block is true: mixture"),
-        ("text_config.hidden_size_per_layer_input", json!(32), "hidden_size_per_layer_input is 32"),
-        ("text_config.num_kv_shared_layers", json!(3), "num_kv_shared_layers is 3"),
+        ("text_config.hidden_size_per_layer_input", json!(36), "hidden_size_per_layer_input is 36: the kernels"),
+        ("text_config.hidden_size_per_layer_input", json!(520), "hidden_size_per_layer_input is 520, expected 0 to"),
+        ("text_config.num_kv_shared_layers", json!(1), "num_kv_shared_layers is 1: no layer before 5 is of the kind"),
+        ("text_config.num_kv_shared_layers", json!(6), "num_kv_shared_layers is 6: no layer before 0 is of the kind"),
+        ("text_config.num_kv_shared_layers", json!(7), "num_kv_shared_layers is 7: num_hidden_layers is 6"),
         ("quantization_config", json!({"quant_method": "awq"}), "quantization_config is awq"),
         ("text_config.quantization_config", json!({}), "text_config.quantization_config is an object of 0 fields"),
         ("dtype", json!("float16"), "config.json: dtype is float16"),
@@ -276,12 +357,11 @@ proptest! {
 
     #[test]
     fn no_config_panics_and_an_accepted_one_is_consistent(
-        unified in any::<bool>(),
+        model in prop_oneof![Just("dense"), Just("unified"), Just("ple")],
         resaved in any::<bool>(),
         picks in prop::collection::vec((0usize..70, prop::option::weighted(0.8, any_json())), 1..4),
         generation in any_json(),
     ) {
-        let model = if unified { "unified" } else { "dense" };
         let name = if resaved { "config.hf-5.24-style.json" } else { "config.json" };
         let mut config: Value = serde_json::from_slice(&file(&format!("{model}/{name}"))).unwrap();
         for (pick, new) in &picks {
@@ -295,6 +375,9 @@ proptest! {
                 let head_dim = if layer.kind == LayerKind::Sliding { 256 } else { 512 };
                 prop_assert_eq!(layer.head_dim, head_dim);
                 prop_assert!([1, 2, 4, 8, 16].contains(&(config.heads / layer.kv_heads)));
+                if let Some(donor) = layer.kv_donor.map(|donor| config.layers[donor]) {
+                    prop_assert!(donor.owns_kv() && donor.kind == layer.kind && donor.kv_heads == layer.kv_heads);
+                }
             }
             prop_assert!(!config.eos_ids.is_empty());
             prop_assert!(config.eos_ids.iter().all(|&id| (id as usize) < config.vocab));

@@ -54,9 +54,13 @@ fn open_with(model: &str, weights: &[u8]) -> Result<Checkpoint, String> {
 
 /// Opens the dense checkpoint after a change to its list of tensors.
 fn open_changed(change: impl FnOnce(&mut Vec<Tensor>)) -> Result<Checkpoint, String> {
-    let mut tensors = tensors_of("dense");
+    open_changed_of("dense", change)
+}
+
+fn open_changed_of(model: &str, change: impl FnOnce(&mut Vec<Tensor>)) -> Result<Checkpoint, String> {
+    let mut tensors = tensors_of(model);
     change(&mut tensors);
-    open_with("dense", &file_of(&tensors))
+    open_with(model, &file_of(&tensors))
 }
 
 fn find<'a>(tensors: &'a mut [Tensor], suffix: &str) -> &'a mut Tensor {
@@ -89,6 +93,7 @@ fn refusal(result: Result<Checkpoint, String>, expected: &[&str]) {
 fn views(checkpoint: &Checkpoint) -> Vec<TensorView<'_>> {
     let mut views = vec![checkpoint.embed(), checkpoint.norm()];
     views.extend(checkpoint.head());
+    views.extend(checkpoint.per_layer().into_iter().flat_map(|of| [of.table, of.projection, of.norm]));
     for index in 0..checkpoint.config.layers.len() {
         checkpoint.layer(index).map(|view| views.push(*view));
     }
@@ -97,12 +102,14 @@ fn views(checkpoint: &Checkpoint) -> Vec<TensorView<'_>> {
 
 #[test]
 fn every_tensor_of_the_references_is_served_as_the_file_holds_it() {
-    for (model, count) in [("dense", 85), ("unified", 57)] {
+    for (model, count, unused) in [("dense", 85, 0), ("unified", 57, 0), ("ple", 132, 9)] {
         let file = std::fs::read(reference(model).join("model.safetensors")).unwrap();
         let infos = read_header(&file).unwrap();
         let checkpoint = Checkpoint::open(&reference(model)).unwrap();
         let views = views(&checkpoint);
-        assert_eq!((views.len(), infos.len()), (count, count));
+        assert_eq!((views.len(), infos.len()), (count, count + unused));
+        let bytes: usize = views.iter().map(|view| view.byte_count()).sum();
+        assert_eq!(checkpoint.weight_bytes(), bytes as u64);
         for view in views {
             let info = infos.iter().find(|info| info.name == view.name).unwrap();
             let stored = Content::Stored(&file[info.bytes.clone()]);
@@ -121,11 +128,11 @@ fn the_layer_fields_are_the_tensors_they_say() {
     let pairs = [
         (sliding.input_norm, "input_layernorm.weight", vec![64]),
         (sliding.q, "self_attn.q_proj.weight", vec![1024, 64]),
-        (sliding.k, "self_attn.k_proj.weight", vec![512, 64]),
+        (sliding.k.unwrap(), "self_attn.k_proj.weight", vec![512, 64]),
         (sliding.v.unwrap(), "self_attn.v_proj.weight", vec![512, 64]),
         (sliding.o, "self_attn.o_proj.weight", vec![64, 1024]),
         (sliding.q_norm, "self_attn.q_norm.weight", vec![256]),
-        (sliding.k_norm, "self_attn.k_norm.weight", vec![256]),
+        (sliding.k_norm.unwrap(), "self_attn.k_norm.weight", vec![256]),
         (sliding.post_attn_norm, "post_attention_layernorm.weight", vec![64]),
         (sliding.pre_ffw_norm, "pre_feedforward_layernorm.weight", vec![64]),
         (sliding.gate, "mlp.gate_proj.weight", vec![128, 64]),
@@ -139,7 +146,7 @@ fn the_layer_fields_are_the_tensors_they_say() {
     }
     let global = checkpoint.layer(5);
     assert!(global.v.is_none());
-    assert_eq!((global.q.shape, global.k.shape), (&[2048, 64][..], &[512, 64][..]));
+    assert_eq!((global.q.shape, global.k.unwrap().shape), (&[2048, 64][..], &[512, 64][..]));
 }
 
 #[test]
@@ -157,7 +164,7 @@ fn the_embedded_checkpoint_is_the_folder() {
 
 #[test]
 fn both_config_spellings_open_the_same_weights() {
-    for model in ["dense", "unified"] {
+    for model in ["dense", "unified", "ple"] {
         let folder = folder(model);
         std::fs::copy(reference(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
         std::fs::copy(reference(model).join("config.hf-5.24-style.json"), folder.path().join("config.json")).unwrap();
@@ -217,6 +224,83 @@ fn other_towers_and_quantisation_ranges_are_skipped_and_nothing_else() {
     }
     let v = "model.language_model.layers.5.self_attn.v_proj.weight";
     refusal(extra(v), &[v, "attention_k_eq_v"]);
+}
+
+/// <https://github.com/huggingface/transformers/issues/45312>: published files still hold what shared layers do not
+/// use.
+#[test]
+fn k_and_v_of_a_layer_that_shares_anothers_are_ignored_by_name_and_nothing_else() {
+    let unused =
+        |name: &str| ["k_proj", "v_proj", "k_norm"].iter().any(|t| name.ends_with(&format!("self_attn.{t}.weight")));
+    let is_of = |name: &str, layers: &[usize]| layers.iter().any(|index| name.contains(&format!("layers.{index}.")));
+    let is_unused = |name: &str| unused(name) && is_of(name, &[5, 6, 7]);
+    let without = open_changed_of("ple", |tensors| tensors.retain(|t| !is_unused(&t.name)));
+    assert_eq!(views(&without.unwrap()).len(), 132);
+    // Other shapes and dtypes too: they are not looked at.
+    let other = open_changed_of("ple", |tensors| {
+        let k = find(tensors, "layers.6.self_attn.k_proj.weight");
+        (k.dtype, k.shape, k.bytes) = (Dtype::F32, vec![1], vec![0; 4]);
+    });
+    let checkpoint = other.unwrap();
+    assert!(checkpoint.layer(6).k.is_none() && checkpoint.layer(6).v.is_none() && checkpoint.layer(6).k_norm.is_none());
+    assert!(checkpoint.layer(4).k.is_some() && checkpoint.layer(4).v.is_some());
+    // The donor's are needed, and a name that is none of the three is unknown.
+    refusal(
+        open_changed_of("ple", |tensors| tensors.retain(|t| !t.name.ends_with("layers.4.self_attn.v_proj.weight"))),
+        &["layers.4.self_attn.v_proj.weight [512, 64] is missing"],
+    );
+    for name in
+        ["layers.6.self_attn.k_proj.bias", "layers.6.self_attn.v_norm.weight", "layers.8.self_attn.k_proj.weight"]
+    {
+        let extra = open_changed_of("ple", |tensors| {
+            find(tensors, "layers.6.self_attn.k_proj.weight").name = format!("model.language_model.{name}")
+        });
+        refusal(extra, &[name, "is unknown"]);
+    }
+}
+
+#[test]
+fn per_layer_embeddings_are_held_to_the_config() {
+    for (tensor, shape) in [
+        ("embed_tokens_per_layer.weight", "[512, 256]"),
+        ("per_layer_model_projection.weight", "[256, 64]"),
+        ("per_layer_projection_norm.weight", "[32]"),
+        ("layers.7.per_layer_input_gate.weight", "[32, 64]"),
+        ("layers.0.per_layer_projection.weight", "[64, 32]"),
+        ("layers.3.post_per_layer_input_norm.weight", "[64]"),
+    ] {
+        let missing = open_changed_of("ple", |tensors| tensors.retain(|t| !t.name.ends_with(tensor)));
+        refusal(missing, &[tensor, shape, "is missing"]);
+        let turned = open_changed_of("ple", |tensors| {
+            let of = find(tensors, tensor);
+            of.shape = match of.shape[..] {
+                [rows, depth] => vec![depth, rows],
+                _ => vec![of.shape[0], 1],
+            };
+        });
+        refusal(turned, &[tensor, "has shape", &format!("config.json says {shape}")]);
+    }
+    // A model without them has no such tensor.
+    let extra = open_changed(|tensors| {
+        let like = find(tensors, "layers.0.mlp.gate_proj.weight").clone();
+        tensors.push(Tensor { name: "model.language_model.embed_tokens_per_layer.weight".into(), ..like });
+    });
+    refusal(extra, &["embed_tokens_per_layer.weight", "is unknown"]);
+}
+
+/// The MLP is twice as wide in shared layers only.
+#[test]
+fn a_double_wide_mlp_where_it_should_not_be_is_refused() {
+    let folder = folder("ple");
+    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let narrow = config.replace("\"use_double_wide_mlp\": true", "\"use_double_wide_mlp\": false");
+    assert_ne!(narrow, config);
+    std::fs::write(folder.path().join("config.json"), narrow).unwrap();
+    std::fs::copy(reference("ple").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    refusal(
+        Checkpoint::open(folder.path()).map_err(|e| e.to_string()),
+        &["layers.5.mlp.gate_proj.weight has shape [128, 64], config.json says [64, 64]"],
+    );
 }
 
 #[test]

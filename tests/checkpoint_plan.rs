@@ -8,7 +8,11 @@ use serde_json::json;
 const GIB: u64 = 1 << 30;
 
 fn tiny() -> ModelConfig {
-    let path = format!("{}/tests/data/reference/dense/config.json", env!("CARGO_MANIFEST_DIR"));
+    reference("dense")
+}
+
+fn reference(name: &str) -> ModelConfig {
+    let path = format!("{}/tests/data/reference/{name}/config.json", env!("CARGO_MANIFEST_DIR"));
     ModelConfig::parse(&std::fs::read(path).unwrap(), None, None).unwrap()
 }
 
@@ -69,6 +73,40 @@ fn every_line_of_the_tiny_model_is_what_a_hand_computes() {
     assert_eq!(bytes(&plan, "logits"), 8 * (512 * 4 + 2 * 16));
     assert_eq!(bytes(&plan, "slots and page tables"), 5 * (172 + 4 + 4 * (2 + 63)));
     assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
+}
+
+/// Layers 5 to 7 own no K and V, have q alone and an MLP of twice the width; every layer has a branch 32 wide.
+#[test]
+fn every_line_of_the_tiny_model_with_per_layer_embeddings_is_what_a_hand_computes() {
+    let options = PlanOptions {
+        max_running: 5,
+        max_context: Some(1000),
+        kv_pages: Some(100),
+        prefill_chunk: 64,
+        ..PlanOptions::default()
+    };
+    let plan = MemoryPlan::resolve(&reference("ple"), &options, false, GIB).unwrap();
+    // q and o 512x64 or 1024x64; k and v 256x64 or 512x64, in owners; MLP 64x64 or 128x64; gate and back 32x64.
+    let sliding = 2 * 512 * 64 + 2 * 256 * 64 + 3 * 64 * 64 + 2 * 32 * 64;
+    let global = 2 * 1024 * 64 + 2 * 512 * 64 + 3 * 64 * 64 + 2 * 32 * 64;
+    let sliding_shared = 2 * 512 * 64 + 3 * 128 * 64 + 2 * 32 * 64;
+    let global_shared = 2 * 1024 * 64 + 3 * 128 * 64 + 2 * 32 * 64;
+    assert_eq!(
+        bytes(&plan, "weights of the layers"),
+        2 * (3 * sliding + 2 * global + 2 * sliding_shared + global_shared)
+    );
+    // Five norms of 64 and a scalar a layer; q_norm, in owners k_norm too; the norm of 32 and the last of 64.
+    let norms = 8 * (5 * 64 + 1) + 3 * 2 * 256 + 2 * 2 * 512 + 2 * 256 + 512 + 32 + 64;
+    assert_eq!(bytes(&plan, "norms and scalars"), 2 * norms);
+    assert_eq!(bytes(&plan, "per-layer embeddings"), 512 * 8 * 32 * 2);
+    assert_eq!(bytes(&plan, "per-layer projection"), 8 * 32 * 64 * 2);
+    // Rings of 2 pages; K and V, 3 sliding owners and 2 global ones, 1 head, 16 tokens.
+    assert_eq!(bytes(&plan, "KV pool, sliding"), 5 * 2 * (2 * 3 * 16 * 256 * 2));
+    assert_eq!(bytes(&plan, "KV pool, global"), 100 * (2 * 2 * 16 * 512 * 2));
+    // Widest q | k | v: a global owner, (2 + 2) x 512; MLP 128; per-layer embeddings 8 x 32.
+    assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2048 + 2 * 1024 + 3 * 128 + 256) * 2 + 16));
+    // One scratch for all: the donor's chunk stays there for the layers that share it.
+    assert_eq!(bytes(&plan, "chunk K and V, sliding"), 5 * (2 * 16 * 256 * 2));
 }
 
 /// Weights read per token and KV bytes per token as the specification has them.
@@ -156,7 +194,7 @@ proptest! {
 
     #[test]
     fn a_plan_fits_and_a_default_is_the_largest_that_does(
-        config in prop_oneof![Just(tiny()), Just(of_12b()), Just(of_31b())],
+        config in prop_oneof![Just(tiny()), Just(reference("ple")), Just(of_12b()), Just(of_31b())],
         max_running in 1usize..=128,
         max_context in prop::option::of(1usize..=1024),
         kv_pages in prop::option::of(1usize..=100_000),

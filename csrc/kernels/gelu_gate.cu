@@ -1,6 +1,8 @@
 // g4_gelu_gate: out = bf16(bf16(gelu_tanh(gate)) * up).
 //
-// gate_up [rows][2 * width] bf16, gate first; out [rows][width] bf16; bases 16-byte aligned.
+// gate, up, out [rows][width] bf16, rows of gate and up a stride apart; bases 16-byte aligned. The MLP's gate and up
+// are two halves of one row (stride 2 * width); the gate of a per-layer embedding meets its layer's slice of a row of
+// layers * width.
 // Reads rows * width * 4 bytes, writes rows * width * 2.
 // Grid: x = ceil(width / 2048), y = rows; 256 threads; no shared memory.
 //
@@ -16,11 +18,10 @@ G4_KERNEL(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS) {
   const int first = (cta.block_x() * G4_ROW_THREADS + cta.tid()) * g4::kGroup;
   if (first >= p.width) return;
   const long long row = cta.block_y();
-  const uint16_t* gate = p.gate_up + row * 2 * p.width;
   const bool whole = g4::row_whole(p.width);
   float g[g4::kGroup], u[g4::kGroup];
-  g4::group_unpack(g4::group_load(gate, first, p.width, whole), g);
-  g4::group_unpack(g4::group_load(gate + p.width, first, p.width, whole), u);
+  g4::group_unpack(g4::group_load(p.gate + row * p.gate_stride, first, p.width, whole), g);
+  g4::group_unpack(g4::group_load(p.up + row * p.up_stride, first, p.width, whole), u);
   G4_UNROLL
   for (int j = 0; j < g4::kGroup; j++) g[j] = g4::round_bf16(g4::gelu_tanh(g[j])) * u[j];
   g4::group_store(p.out + row * p.width, first, p.width, whole, g4::group_pack(g));

@@ -6,6 +6,8 @@
 //         for i < pairs; the other dims pass through. cos and sin are those of the row's position, bf16.
 //   RN rounds once to bf16, then RoPE starts from that.
 //
+// A layer that reads another's K and V has kv_heads 0: q alone.
+//
 // qkv [rows][(heads + kv_heads * (k_eq_v ? 1 : 2)) * hd]; q_out [rows][heads][hd]; K and V go to the page of (slot,
 // position) in fragment order (kv_layout.h). Rows with slot -1: zeros to q_out, nothing to the cache. Page -1: q only.
 // head_dim is a power of two from 32 to 512.

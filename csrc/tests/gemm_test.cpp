@@ -346,8 +346,8 @@ G4_TEST(gemm_the_number_of_stages_does_not_matter) {
 }
 
 G4_TEST(gemm_real_widths_follow_the_rule_at_sampled_rows) {
-  const int shapes[][2] = {{8192 + 1024, 3840}, {3840, 8192}, {3840, 15360}};  // 12B: q|k of a global layer, o, down
-  Random r(13);
+  Random r(13);  // 12B: q|k of a global layer, o, down; per-layer embeddings: context of the E4B, gate, back of the E2B
+  const int shapes[][2] = {{9216, 3840}, {3840, 8192}, {3840, 15360}, {10752, 2560}, {256, 1536}, {1536, 256}};
   for (const auto& shape : shapes) {
     Weights w(shape[0], shape[1]);
     w.packed = quick_bf16(r, w.packed.size());

@@ -151,6 +151,21 @@ G4_TEST(qkv_prep_writes_nothing_for_padding_or_a_page_not_granted) {
   }
 }
 
+G4_TEST(qkv_prep_of_a_layer_that_shares_k_and_v_gives_q_alone) {
+  // E2B and E4B, and fewer heads than a block has warps.
+  for (const Shape& s : {Shape{256, 128, 8, 0, 16, false}, {512, 64, 8, 0, 16, false}, {256, 128, 3, 0, 16, false}}) {
+    Random random(40 + s.hd);
+    Cache cache(2, kPositions / s.page + 1, s.page, 1, s.hd, 0, random);
+    const std::vector<int32_t> position{3, 0, 16, 299}, slot{0, -1, 1, 1};
+    for (size_t i = 0; i < position.size(); i++)
+      if (slot[i] >= 0) cache.grant(slot[i], position[i]);
+    cache.upload();
+    const auto k = cache.k(), v = cache.v();
+    cache.view.kv_heads = 0;
+    check(s, run(s, cache, position, slot, random), cache, k, v, position, slot);
+  }
+}
+
 G4_TEST(qkv_prep_stores_into_a_ring_and_into_chunk_scratch) {
   const Shape s = kShapes[0];
   Random random(30);

@@ -160,7 +160,7 @@ G4_TEST(gelu_gate_rounds_the_activation_before_the_product) {
     const int rows = width > 4000 ? 2 : 5;
     const Bf16s x = random_bf16(r, (size_t)rows * 2 * width, 2.0f);
     Guarded<uint16_t> dx(x), out((size_t)rows * width);
-    G4GeluGateParams p = {dx.ptr(), out.ptr(), rows, width};
+    G4GeluGateParams p = {dx.ptr(), dx.ptr() + width, out.ptr(), rows, width, 2 * width, 2 * width};
     launch(g4_gelu_gate, "g4_gelu_gate", &p, grid((width + 2047) / 2048, rows), 256, 0, r.next());
     Bf16s want((size_t)rows * width);
     for (int row = 0; row < rows; row++)
@@ -171,6 +171,74 @@ G4_TEST(gelu_gate_rounds_the_activation_before_the_product) {
       }
     check_same(out.download(), want, "gelu_gate", width);
   }
+}
+
+G4_TEST(gelu_gate_meets_one_layers_slice_of_a_row) {  // per-layer embeddings: gate [rows][width], up a slice
+  Random r(20);
+  for (int width : {1, 7, 8, 31, 32, 256})
+    for (int layers : {1, 3, 35}) {
+      const int rows = 3, layer = layers - 1;
+      const Bf16s gate = random_bf16(r, (size_t)rows * width, 2.0f), up = random_bf16(r, (size_t)rows * layers * width);
+      Guarded<uint16_t> dgate(gate), dup(up), out((size_t)rows * width);
+      G4GeluGateParams p = {dgate.ptr(), dup.ptr() + layer * width, out.ptr(), rows, width, width, layers * width};
+      launch(g4_gelu_gate, "g4_gelu_gate", &p, grid(1, rows), 256, 0, r.next());
+      Bf16s want((size_t)rows * width);
+      for (int row = 0; row < rows; row++)
+        for (int i = 0; i < width; i++) {
+          const uint16_t act = round_reference(g4::gelu_tanh(widen(gate[(size_t)row * width + i])));
+          const uint16_t entry = up[((size_t)row * layers + layer) * width + i];
+          want[(size_t)row * width + i] = round_reference(widen(act) * widen(entry));
+        }
+      check_same(out.download(), want, "gelu_gate slice", width, layers);
+    }
+}
+
+namespace {
+
+// Spec 2.3, step by step, each "to bf16" spelt out. x is one layer's slice of the context projection.
+Bf16s per_layer_reference(const uint16_t* x, const uint16_t* table, const uint16_t* weight, int hidden, int width) {
+  const float context_scale = (float)(1.0 / std::sqrt((double)hidden)), sum_scale = (float)std::sqrt(0.5);
+  const float table_scale = widen(round_reference(std::sqrt((double)width)));
+  Bf16s context(width), out(width);
+  for (int i = 0; i < width; i++) context[i] = round_reference(widen(x[i]) * context_scale);
+  context = norm_reference(context.data(), weight, width, kEps);
+  for (int i = 0; i < width; i++) {
+    const uint16_t token = table ? round_reference(widen(table[i]) * table_scale) : 0;
+    out[i] = round_reference(widen(round_reference(widen(context[i]) + widen(token))) * sum_scale);
+  }
+  return out;
+}
+
+void check_per_layer(Random& r, int hidden, int layers, int width) {
+  const int rows = 4, vocab = 5;
+  const size_t stride = (size_t)layers * width;
+  const Bf16s x = random_bf16(r, rows * stride, 3.0f), table = random_bf16(r, vocab * stride, 0.05f);
+  const Bf16s weight = random_bf16(r, width);
+  const std::vector<int32_t> token = {vocab - 1, 0, -1, 2};
+  Guarded<uint16_t> dx(x), dtable(table), dweight(weight);
+  Guarded<int32_t> dtoken(token);
+  G4PerLayerInputParams p = {dtable.ptr(), dtoken.ptr(), dweight.ptr(), dx.ptr(), rows, layers, width,
+                             (float)(1.0 / std::sqrt((double)hidden)), round_reference(std::sqrt((double)width)), kEps};
+  launch(g4_per_layer_input, "g4_per_layer_input", &p, grid((layers + 7) / 8, rows), 256, 0, r.next());
+  Bf16s want;
+  for (int row = 0; row < rows; row++)
+    for (int layer = 0; layer < layers; layer++) {
+      const uint16_t* entry = token[row] < 0 ? nullptr : &table[token[row] * stride + (size_t)layer * width];
+      const uint16_t* context = &x[row * stride + (size_t)layer * width];
+      const Bf16s one = per_layer_reference(context, entry, weight.data(), hidden, width);
+      want.insert(want.end(), one.begin(), one.end());
+    }
+  check_same(dx.download(), want, "per_layer_input", layers, width);
+}
+
+}  // namespace
+
+G4_TEST(per_layer_input_has_every_rounding_point) {
+  Random r(21);
+  for (int width : {8, 16, 24, 32, 104, 248, 256, 264, 504, 512})
+    for (int layers : {1, 3, 8, 9}) check_per_layer(r, 64, layers, width);
+  check_per_layer(r, 1536, 35, 256);  // E2B
+  check_per_layer(r, 2560, 42, 256);  // E4B
 }
 
 namespace {

@@ -1,5 +1,5 @@
-// Tracer twins of the kernels that work on rows: embed, rmsnorm, add_norm, gelu_gate, the products and the logits. See
-// payload.h for what they compute.
+// Tracer twins of the kernels that work on rows: embed, rmsnorm, add_norm, gelu_gate, per_layer_input, the products and
+// the logits. See payload.h for what they compute.
 //
 // Launched as the real ones are: a row kernel has one block a row, a product several blocks for all rows, of which the
 // first works. The first thread of a block to run does its work and ends the block.
@@ -29,8 +29,11 @@ G4_TRACER_KERNEL(g4_add_norm, G4AddNormParams, G4_ROW_THREADS) {
 G4_TRACER_KERNEL(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS) {
   if (cta.block_x() != 0) return;
   const long long row = cta.block_y();
-  store_payload(p.out + row * p.width, load_payload(p.gate_up + row * 2 * p.width));
+  store_payload(p.out + row * p.width, load_payload(p.gate + row * p.gate_stride));
 }
+
+// The gate's payload is the product's: nothing of a per-layer input is read.
+G4_TRACER_KERNEL(g4_per_layer_input, G4PerLayerInputParams, G4_ROW_THREADS) { (void)cta, (void)p; }
 
 // An instance launched for more tokens than it is made for (0: any number) is a wrong choice of the launcher.
 static bool works(Cta cta, const G4GemmParams& p, int tokens_max) {

@@ -9,7 +9,7 @@ use crate::device::DeviceKind;
 use crate::engine::runner::Runner;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::LayerKind;
-use crate::model::plan::{kv_bytes_a_token, weight_bytes_a_step};
+use crate::model::plan::{kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
 
 #[derive(Serialize)]
 pub struct Report {
@@ -224,13 +224,13 @@ impl StepBytes {
     /// Of a step in which each of `rows` rows sees `keys` keys, its own among them.
     fn of(runner: &Runner, rows: usize, keys: usize) -> Self {
         let config = &runner.forward.config;
-        let sliding = kv_bytes_a_token(config, LayerKind::Sliding);
-        let global = kv_bytes_a_token(config, LayerKind::Global);
-        let visible = sliding * keys.min(config.window) as u64 + global * keys as u64;
+        let families = [(LayerKind::Sliding, keys.min(config.window)), (LayerKind::Global, keys)];
+        let visible: u64 = families.iter().map(|&(kind, keys)| kv_bytes_a_key(config, kind) * keys as u64).sum();
+        let written: u64 = families.iter().map(|&(kind, _)| kv_bytes_a_token(config, kind)).sum();
         StepBytes {
             weights: weight_bytes_a_step(config),
             kv_read: rows as u64 * visible,
-            kv_written: rows as u64 * (sliding + global),
+            kv_written: rows as u64 * written,
         }
     }
 

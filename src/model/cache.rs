@@ -3,6 +3,10 @@
 //! A page id is the same page in every layer of its family. Sliding layers see a slot's pages as a ring; global layers
 //! as a list that never wraps. A prompt chunk's sliding K and V go to scratch shared by all layers: attention reads the
 //! ring before the chunk and scratch from it on, and the last tokens are copied to the ring afterwards.
+//!
+//! A layer that shares another's K and V has no pools: its views are those of its donor. The sliding donor is the last
+//! sliding layer with K and V of its own, so no layer behind it writes scratch, and its sharers read the chunk there as
+//! it does; the ring gets the chunk's last tokens after the last of them, since they too read what stood in it before.
 
 use super::config::{LayerConfig, LayerKind, ModelConfig};
 use super::kernels::G4KvView;
@@ -13,7 +17,10 @@ use crate::device::{Context, DeviceBuffer, DriverError, Stream};
 const NOT_GRANTED: u8 = 0xff;
 
 pub struct KvCache {
-    layers: Vec<LayerPools>,
+    /// None where the layer reads another's.
+    layers: Vec<Option<LayerPools>>,
+    /// By layer, whose pools it reads.
+    owners: Vec<usize>,
     /// `[slots][sliding.table_pages]`
     pub sliding_table: DeviceBuffer<i32>,
     /// `[slots][global.table_pages]`
@@ -35,12 +42,15 @@ impl KvCache {
         for &layer in &config.layers {
             let family = g.family(layer.kind);
             let len = family.pages * family.page_tokens * layer.kv_heads * layer.head_dim;
-            layers.push(LayerPools { layer, k: DeviceBuffer::new(context, len)?, v: DeviceBuffer::new(context, len)? });
+            let pools =
+                || Ok(LayerPools { layer, k: DeviceBuffer::new(context, len)?, v: DeviceBuffer::new(context, len)? });
+            layers.push(layer.owns_kv().then(pools).transpose()?);
         }
-        let scratch_token = config.layers_of(LayerKind::Sliding).map(|(_, l)| l.kv_heads * l.head_dim).max();
+        let scratch_token = config.kv_layers_of(LayerKind::Sliding).map(|(_, l)| l.kv_heads * l.head_dim).max();
         let scratch = g.scratch_pages * g.page_tokens_sliding * scratch_token.unwrap_or(0);
         let cache = KvCache {
             layers,
+            owners: (0..config.layers.len()).map(|index| config.kv_owner(index)).collect(),
             sliding_table: DeviceBuffer::new(context, g.max_running * g.ring_pages)?,
             global_table: DeviceBuffer::new(context, g.max_running * g.global_table_pages)?,
             scratch_k: DeviceBuffer::new(context, scratch)?,
@@ -52,9 +62,9 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// The paged view of a layer.
+    /// The paged view of what a layer reads: its own K and V, or its donor's.
     pub fn view(&self, layer: usize) -> G4KvView {
-        let pools = &self.layers[layer];
+        let pools = self.layers[self.owners[layer]].as_ref().expect("a donor has K and V of its own");
         let family = self.geometry.family(pools.layer.kind);
         let table = match pools.layer.kind {
             LayerKind::Sliding => &self.sliding_table,
@@ -89,6 +99,11 @@ impl KvCache {
         G4KvView { k: std::ptr::null_mut(), v: std::ptr::null_mut(), table: std::ptr::null(), ..self.view(layer) }
     }
 
+    /// What a layer without K and V writes to: nothing.
+    pub fn q_only_view(&self, layer: usize) -> G4KvView {
+        G4KvView { kv_heads: 0, ..self.no_view(layer) }
+    }
+
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -98,8 +113,8 @@ impl KvCache {
         self.geometry.ring_pages * self.geometry.page_tokens_sliding
     }
 
-    /// K and V of every layer, for hashing in tests.
+    /// K and V of every layer that has them, for hashing in tests.
     pub fn pools(&self) -> impl Iterator<Item = (&DeviceBuffer<u16>, &DeviceBuffer<u16>)> {
-        self.layers.iter().map(|pools| (&pools.k, &pools.v))
+        self.layers.iter().flatten().map(|pools| (&pools.k, &pools.v))
     }
 }

@@ -14,7 +14,9 @@ use super::config::{ConfigError, ModelConfig};
 use super::safetensors::{Dtype, HeaderError, TensorInfo};
 use super::shards::{Shard, open_shards, read_optional};
 use super::synthetic::{self, Spread, SyntheticModel};
-use super::tensors::{self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, Prefix, is_skipped};
+use super::tensors::{
+    self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, PerLayerTable, Prefix, is_skipped, is_unused,
+};
 
 /// An opened checkpoint whose text tower is complete.
 pub struct Checkpoint {
@@ -198,6 +200,11 @@ impl Checkpoint {
         self.head.as_ref().map(|place| self.view(place))
     }
 
+    /// The tables of per-layer embeddings, where the model has them.
+    pub fn per_layer(&self) -> Option<PerLayerTable<TensorView<'_>>> {
+        self.outer.map(|place| self.view(place)).per_layer
+    }
+
     /// The tensors of one layer.
     pub fn layer(&self, index: usize) -> LayerTensors<TensorView<'_>> {
         self.layers[index].map(|place| self.view(place))
@@ -205,15 +212,12 @@ impl Checkpoint {
 
     /// Bytes of every tensor that is loaded.
     pub fn weight_bytes(&self) -> u64 {
-        let bytes = |tensor: TensorView| tensor.byte_count() as u64;
-        let layers: u64 = (0..self.config.layers.len())
-            .map(|index| {
-                let mut sum = 0;
-                self.layer(index).map(|tensor| sum += bytes(*tensor));
-                sum
-            })
-            .sum();
-        layers + bytes(self.embed()) + bytes(self.norm()) + self.head().map_or(0, bytes)
+        let mut bytes = self.head().map_or(0, |head| head.byte_count() as u64);
+        self.outer.map(|place| bytes += self.view(place).byte_count() as u64);
+        for layer in &self.layers {
+            layer.map(|place| bytes += self.view(place).byte_count() as u64);
+        }
+        bytes
     }
 
     pub fn tokenizer_json(&self) -> Option<Cow<'_, [u8]>> {
@@ -241,8 +245,7 @@ impl Checkpoint {
     ) -> Result<Checkpoint, CheckpointError> {
         let places = places_by_name(&shards);
         let mut tower = Tower { source_name, prefix: find_prefix(source_name, &places)?, shards: &shards, places };
-        let outer = tensors::outer(&config);
-        let outer = OuterTensors { embed: tower.take(&outer.embed)?, norm: tower.take(&outer.norm)? };
+        let outer = tensors::outer(&config).try_map(|expected| tower.take(expected))?;
         let layers = (0..config.layers.len())
             .map(|index| tensors::layer(&config, index).try_map(|expected| tower.take(expected)))
             .collect::<Result<Vec<_>, _>>()?;
@@ -316,7 +319,11 @@ impl Tower<'_> {
 
     /// Every tensor that was not taken must be one that is skipped by name. The first in file order is named.
     fn refuse_rest(&self, config: &ModelConfig) -> Result<(), CheckpointError> {
-        let rest = self.places.iter().filter(|(name, _)| !is_skipped(name, &self.prefix));
+        let is_left_out = |name: &str| {
+            is_skipped(name, &self.prefix)
+                || name.strip_prefix(self.prefix.text).is_some_and(|name| is_unused(config, name))
+        };
+        let rest = self.places.iter().filter(|(name, _)| !is_left_out(name));
         let Some((name, place)) = rest.min_by_key(|(_, place)| (place.shard, place.tensor)) else {
             return Ok(());
         };

@@ -38,6 +38,8 @@ pub struct ModelConfig {
     pub tied_head: bool,
     /// One entry a layer, in order.
     pub layers: Vec<LayerConfig>,
+    /// D: width of the embedding that every layer has of a token beside the residual stream; none: models without.
+    pub per_layer_width: Option<usize>,
     /// Union of every EOS list of the checkpoint, generation_config first, without repetition; at least one.
     pub eos_ids: Vec<u32>,
     pub bos_id: u32,
@@ -87,6 +89,8 @@ pub(super) const HEADS_MAX: usize = 1 << 8;
 /// What the sampler's groups cover.
 const VOCAB_MAX: usize = (G4_SAMPLE_GROUP * G4_SAMPLE_GROUPS_MAX) as usize;
 const POSITIONS_MAX: usize = 1 << 22;
+/// What a warp holds of a layer's slice (csrc/kernels/per_layer_input.cu).
+const PER_LAYER_WIDTH_MAX: usize = 512;
 const SUPPRESSED_MAX: usize = 1 << 10;
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -136,6 +140,7 @@ impl ModelConfig {
                 None => outer.flag("tie_word_embeddings")?.unwrap_or(true),
             },
             layers,
+            per_layer_width: per_layer_width(&text, vocab)?,
             eos_ids: ids.eos()?,
             bos_id: ids.single("bos_token_id", 2)?,
             pad_id: ids.single("pad_token_id", 0)?,
@@ -156,6 +161,22 @@ impl ModelConfig {
     /// The layers of one kind, with their index.
     pub fn layers_of(&self, kind: LayerKind) -> impl Iterator<Item = (usize, &LayerConfig)> {
         self.layers.iter().enumerate().filter(move |(_, layer)| layer.kind == kind)
+    }
+
+    /// Those of them that the cache holds K and V of.
+    pub fn kv_layers_of(&self, kind: LayerKind) -> impl Iterator<Item = (usize, &LayerConfig)> {
+        self.layers_of(kind).filter(|(_, layer)| layer.owns_kv())
+    }
+
+    /// The layer whose K and V layer `index` reads: its own, or its donor's.
+    pub fn kv_owner(&self, index: usize) -> usize {
+        self.layers[index].kv_donor.unwrap_or(index)
+    }
+
+    /// Whether no later layer reads the K and V that layer `index` reads.
+    pub fn is_last_reader(&self, index: usize) -> bool {
+        let owner = self.kv_owner(index);
+        (index + 1..self.layers.len()).all(|later| self.kv_owner(later) != owner)
     }
 }
 
@@ -201,14 +222,6 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     if fields.flag("enable_moe_block")? == Some(true) {
         return Err(fields.unsupported("enable_moe_block", true, "mixture-of-experts models are not served yet"));
     }
-    if let Some(width @ 1..) = fields.count("hidden_size_per_layer_input", 0, usize::MAX)? {
-        let why = "models with per-layer embeddings are not served yet";
-        return Err(fields.unsupported("hidden_size_per_layer_input", width, why));
-    }
-    if let Some(shared @ 1..) = fields.count("num_kv_shared_layers", 0, usize::MAX)? {
-        let why = "models whose last layers share K and V are not served yet";
-        return Err(fields.unsupported("num_kv_shared_layers", shared, why));
-    }
     if let Some(value) = fields.get("quantization_config") {
         let method = value.get("quant_method").and_then(Value::as_str).map_or_else(|| shown(value), str::to_owned);
         return Err(fields.unsupported("quantization_config", method, "quantised checkpoints are not served yet"));
@@ -231,6 +244,24 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
         return Err(fields.unsupported("use_bidirectional_attention", shown(value), why));
     }
     Ok(())
+}
+
+/// Width of the per-layer embeddings; zero and absent mean none, and then `vocab_size_per_layer_input` says nothing.
+fn per_layer_width(text: &Fields, vocab: usize) -> Result<Option<usize>, ConfigError> {
+    let key = "hidden_size_per_layer_input";
+    let Some(width @ 1..) = text.count(key, 0, PER_LAYER_WIDTH_MAX)? else {
+        return Ok(None);
+    };
+    if width % 8 != 0 {
+        return Err(text.unsupported(key, width, "the kernels read rows in groups of 8 elements"));
+    }
+    let rows_key = "vocab_size_per_layer_input";
+    match text.count(rows_key, 0, usize::MAX)? {
+        Some(rows) if rows != vocab => {
+            Err(text.unsupported(rows_key, rows, format!("every token needs a row, and vocab_size is {vocab}")))
+        }
+        _ => Ok(Some(width)),
+    }
 }
 
 /// The places token ids come from.

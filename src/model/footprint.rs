@@ -139,7 +139,7 @@ impl Geometry {
 
     /// Bytes of one page of a family over all layers that own K and V in it.
     pub fn page_bytes(&self, config: &ModelConfig, kind: LayerKind) -> u64 {
-        config.layers_of(kind).map(|(_, layer)| self.layer_page_bytes(layer)).sum()
+        config.kv_layers_of(kind).map(|(_, layer)| self.layer_page_bytes(layer)).sum()
     }
 
     /// Every buffer on the device. The order is that of the printed page.
@@ -161,7 +161,7 @@ impl Geometry {
     }
 
     fn scratch_page_bytes(&self, config: &ModelConfig) -> u64 {
-        config.layers_of(LayerKind::Sliding).map(|(_, layer)| self.layer_page_bytes(layer)).max().unwrap_or(0)
+        config.kv_layers_of(LayerKind::Sliding).map(|(_, layer)| self.layer_page_bytes(layer)).max().unwrap_or(0)
     }
 
     /// Bytes that one more token of `--prefill-chunk` takes, from chunks on that can report more than a decode step.
@@ -185,7 +185,7 @@ impl Geometry {
     fn pool_lines(&self, config: &ModelConfig) -> Vec<Line> {
         let pool = |name, kind, pages: usize, how: String| {
             let page_bytes = self.page_bytes(config, kind);
-            let layers = config.layers_of(kind).count();
+            let layers = config.kv_layers_of(kind).count();
             let arithmetic = format!("{pages} pages ({how}) x {page_bytes} B, K and V of {layers} layers");
             Line { name, arithmetic, bytes: page_bytes.saturating_mul(pages as u64) }
         };
@@ -200,10 +200,13 @@ impl Geometry {
 
     fn scratch_lines(&self, config: &ModelConfig) -> Vec<Line> {
         let rows = self.chunk_tokens.max(self.decode_rows);
-        let Widths { h, qkv, q, i } = Widths::of(config);
+        let Widths { h, qkv, q, i, p } = Widths::of(config);
+        let per_layer = if p > 0 { format!(" + {p}") } else { String::new() };
         let activations = Line {
             name: "activations",
-            arithmetic: format!("{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}) x {BF16} B + ids of 16 B"),
+            arithmetic: format!(
+                "{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}{per_layer}) x {BF16} B + ids of 16 B"
+            ),
             bytes: rows as u64 * Widths::of(config).row_bytes(),
         };
         let page_bytes = self.scratch_page_bytes(config);
@@ -272,29 +275,33 @@ impl Geometry {
 }
 
 /// Widths of the activations, each that of the widest layer.
-struct Widths {
-    h: usize,
-    qkv: usize,
-    q: usize,
-    i: usize,
+pub(super) struct Widths {
+    pub h: usize,
+    pub qkv: usize,
+    pub q: usize,
+    /// Of the MLP, and of the gate of a per-layer embedding, which takes the same buffers.
+    pub i: usize,
+    /// Per-layer embeddings of all layers.
+    pub p: usize,
 }
 
 impl Widths {
-    fn of(config: &ModelConfig) -> Widths {
+    pub fn of(config: &ModelConfig) -> Widths {
         let widest = |of: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(of).max().unwrap_or(0);
-        let kv_parts = |layer: &LayerConfig| if layer.k_eq_v { 1 } else { 2 };
+        let per_layer = config.per_layer_width.unwrap_or(0);
         Widths {
             h: config.hidden,
-            qkv: widest(&|layer| (config.heads + layer.kv_heads * kv_parts(layer)) * layer.head_dim),
+            qkv: widest(&|layer| layer.qkv_width(config.heads)),
             q: widest(&|layer| config.heads * layer.head_dim),
-            i: widest(&|layer| layer.intermediate),
+            i: widest(&|layer| layer.intermediate).max(per_layer),
+            p: per_layer * config.layers.len(),
         }
     }
 
     /// x, its norm and a projection's output; q | k | v; q after its norm; attention's output; gate | up; their
-    /// product; token, position, slot and a token to score.
+    /// product; per-layer embeddings; token, position, slot and a token to score.
     fn row_bytes(&self) -> u64 {
-        let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i;
+        let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i + self.p;
         width as u64 * BF16 + 4 * I32 as u64
     }
 }
@@ -320,40 +327,70 @@ pub fn packed_bytes(rows: usize, depth: usize) -> u64 {
     product(&[rows.next_multiple_of(16), depth.next_multiple_of(16)]) * BF16
 }
 
-/// Bytes of weights a decode step reads: every packed matrix of the layers, the head, the norms and scalars.
+/// Bytes of weights a decode step reads: every packed matrix of the layers, the head, the norms and scalars. Rows of
+/// the per-layer embeddings are looked up and not counted.
 pub fn weight_bytes_a_step(config: &ModelConfig) -> u64 {
-    let mut bytes = packed_bytes(config.vocab, config.hidden) + config.hidden as u64 * BF16;
-    for index in 0..config.layers.len() {
-        tensors::layer(config, index).map(|tensor| {
-            bytes += match tensor.shape[..] {
-                [rows, depth] => packed_bytes(rows, depth),
-                _ => product(&tensor.shape) * BF16,
-            };
-        });
-    }
-    bytes
+    let sums = WeightSums::of(config);
+    sums.matrices + sums.projection + sums.vectors + packed_bytes(config.vocab, config.hidden)
 }
 
-/// Bytes of one token's K and V over the layers of one kind.
+/// Bytes of one token's K and V over the layers of one kind: what the cache holds.
 pub fn kv_bytes_a_token(config: &ModelConfig, kind: LayerKind) -> u64 {
-    config.layers_of(kind).map(|(_, layer)| 2 * product(&[layer.kv_heads, layer.head_dim]) * BF16).sum()
+    config.kv_layers_of(kind).map(|(_, layer)| layer_kv_bytes(layer)).sum()
+}
+
+/// Bytes a decode step reads of one key and its value over the layers of one kind: each layer reads, its own or not.
+pub fn kv_bytes_a_key(config: &ModelConfig, kind: LayerKind) -> u64 {
+    config.layers_of(kind).map(|(_, layer)| layer_kv_bytes(layer)).sum()
+}
+
+fn layer_kv_bytes(layer: &LayerConfig) -> u64 {
+    2 * product(&[layer.kv_heads, layer.head_dim]) * BF16
+}
+
+/// Bytes of everything but the embedding and the head.
+#[derive(Default)]
+struct WeightSums {
+    /// Packed matrices of the layers, and how many.
+    matrices: u64,
+    count: usize,
+    largest: u64,
+    /// Norms and scalars.
+    vectors: u64,
+    /// Per-layer embeddings: the table, and the packed projection.
+    table: u64,
+    projection: u64,
+}
+
+impl WeightSums {
+    fn of(config: &ModelConfig) -> WeightSums {
+        let mut sums = WeightSums::default();
+        for index in 0..config.layers.len() {
+            tensors::layer(config, index).map(|tensor| match tensor.shape[..] {
+                [rows, depth] => {
+                    sums.count += 1;
+                    sums.matrices += packed_bytes(rows, depth);
+                    sums.largest = packed_bytes(rows, depth).max(sums.largest);
+                }
+                _ => sums.vectors += product(&tensor.shape) * BF16,
+            });
+        }
+        let outer = tensors::outer(config);
+        sums.vectors += product(&outer.norm.shape) * BF16;
+        if let Some(of) = outer.per_layer {
+            sums.vectors += product(&of.norm.shape) * BF16;
+            sums.table = product(&of.table.shape) * BF16;
+            sums.projection = packed_bytes(of.projection.shape[0], of.projection.shape[1]);
+        }
+        sums
+    }
 }
 
 pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
-    let (mut matrices, mut largest, mut vectors, mut count) = (0, 0, config.hidden as u64 * BF16, 0);
-    for index in 0..config.layers.len() {
-        tensors::layer(config, index).map(|tensor| match tensor.shape[..] {
-            [rows, depth] => {
-                count += 1;
-                matrices += packed_bytes(rows, depth);
-                largest = packed_bytes(rows, depth).max(largest);
-            }
-            _ => vectors += product(&tensor.shape) * BF16,
-        });
-    }
+    let WeightSums { matrices, count, largest, vectors, table, projection } = WeightSums::of(config);
     let embed = packed_bytes(config.vocab, config.hidden);
     let tables = 1 + u64::from(own_head);
-    vec![
+    let mut lines = vec![
         Line {
             name: "weights of the layers",
             arithmetic: format!("{count} packed matrices of {} layers", config.layers.len()),
@@ -370,5 +407,13 @@ pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
             arithmetic: format!("{STAGING_BUFFERS} buffers of the largest matrix, each at most {STAGING_BYTES_MAX} B"),
             bytes: STAGING_BUFFERS as u64 * embed.max(largest).min(STAGING_BYTES_MAX as u64),
         },
-    ]
+    ];
+    if let Some(width) = config.per_layer_width {
+        let (vocab, layers, hidden) = (config.vocab, config.layers.len(), config.hidden);
+        let of_table = format!("{vocab} rows x {layers} layers x {width} x {BF16} B, looked up by row");
+        let of_projection = format!("{layers} x {width} x {hidden} x {BF16} B, packed");
+        lines.push(Line { name: "per-layer embeddings", arithmetic: of_table, bytes: table });
+        lines.push(Line { name: "per-layer projection", arithmetic: of_projection, bytes: projection });
+    }
+    lines
 }

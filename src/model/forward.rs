@@ -2,13 +2,16 @@
 //! and captured; only attention and the KV write differ (`spec/gemma4.md` section 2).
 //!
 //! Per layer: qkv product, norms + RoPE + KV write, attention, output product, add + norm, gate/up product, GELU, down
-//! product, add + scalar + the next layer's norm.
+//! product, add + scalar + the next layer's norm. Models with per-layer embeddings prepare them once a token, and each
+//! layer ends with: gate product of x, GELU times the layer's slice, projection, add + scalar + norm. A layer that
+//! shares another's K and V has q alone and attends to the other's.
 
 use super::cache::KvCache;
 use super::config::{LayerConfig, LayerKind, ModelConfig};
-use super::kernels::{AttnDecode, AttnPrompt, Kernels, QkvPrep};
+use super::footprint::Widths;
+use super::kernels::{AttnDecode, AttnPrompt, Kernels, PerLayerInput, QkvPrep, Strided};
 use super::plan::Geometry;
-use super::weights::{LayerWeights, Weights};
+use super::weights::{LayerWeights, PerLayerBranchWeights, PerLayerWeights, Weights};
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Stream};
 
 /// The model on the device.
@@ -32,6 +35,8 @@ struct Activations {
     branch: DeviceBuffer<u16>,
     gate_up: DeviceBuffer<u16>,
     gated: DeviceBuffer<u16>,
+    /// `[rows_max][layers][width]`: per-layer embeddings of the step's tokens.
+    per_layer: DeviceBuffer<u16>,
 }
 
 /// Partial sums of decode attention, sized in segments.
@@ -95,19 +100,20 @@ impl Forward {
         let cache = KvCache::new(context, stream, &config, &geometry)?;
         let rows = geometry.rows_max();
         let widest = |f: &dyn Fn(&LayerConfig) -> usize| config.layers.iter().map(f).max().unwrap_or(0);
-        let heads = config.heads;
+        let widths = Widths::of(&config);
         let buffer = |width: usize| DeviceBuffer::new(context, rows * width);
         let activations = Activations {
-            x: buffer(config.hidden)?,
-            normed: buffer(config.hidden)?,
-            qkv: buffer(widest(&|l| qkv_width(heads, l)))?,
-            q: buffer(widest(&|l| heads * l.head_dim))?,
-            attention: buffer(widest(&|l| heads * l.head_dim))?,
-            branch: buffer(config.hidden)?,
-            gate_up: buffer(widest(&|l| 2 * l.intermediate))?,
-            gated: buffer(widest(&|l| l.intermediate))?,
+            x: buffer(widths.h)?,
+            normed: buffer(widths.h)?,
+            qkv: buffer(widths.qkv)?,
+            q: buffer(widths.q)?,
+            attention: buffer(widths.q)?,
+            branch: buffer(widths.h)?,
+            gate_up: buffer(2 * widths.i)?,
+            gated: buffer(widths.i)?,
+            per_layer: buffer(widths.p)?,
         };
-        let items = |l: &LayerConfig| geometry.family(l.kind).items * heads;
+        let items = |l: &LayerConfig| geometry.family(l.kind).items * config.heads;
         let partials = Partials {
             o: DeviceBuffer::new(context, widest(&|l| items(l) * l.head_dim))?,
             ml: DeviceBuffer::new(context, widest(&|l| items(l) * 2))?,
@@ -123,22 +129,70 @@ impl Forward {
         let eps = self.config.rms_eps;
         k.embed(s, w.embed.gemm(), rows.token, a.x.all(), n, w.embed_scale)?;
         self.copy_hidden(s, tap, 0, n)?;
+        if let Some(per_layer) = &w.per_layer {
+            self.per_layer_inputs(s, per_layer, rows)?;
+        }
         k.rmsnorm(s, a.x.all(), w.layers[0].input_norm.all(), a.normed.all(), n, eps)?;
         for (index, layer) in w.layers.iter().enumerate() {
             k.gemm(s, layer.qkv.gemm(), a.normed.all(), a.qkv.all(), n)?;
             self.attention(s, index, layer, rows, mode)?;
             k.gemm(s, layer.o.gemm(), a.attention.all(), a.branch.all(), n)?;
-            let (post, next) = (layer.post_attention_norm.all(), layer.pre_ffw_norm.all());
-            k.add_norm(s, a.x.all(), a.branch.all(), post, None, next, a.normed.all(), n, eps)?;
+            let (post, next) = (layer.post_attention_norm.all(), Some((layer.pre_ffw_norm.all(), a.normed.all())));
+            k.add_norm(s, a.x.all(), a.branch.all(), post, None, next, n, eps)?;
             k.gemm(s, layer.gate_up.gemm(), a.normed.all(), a.gate_up.all(), n)?;
-            k.gelu_gate(s, a.gate_up.all(), a.gated.all(), n, self.config.layers[index].intermediate)?;
+            let i = self.config.layers[index].intermediate;
+            let half = |first: usize| Strided { data: a.gate_up.slice(first..a.gate_up.len()), stride: 2 * i };
+            k.gelu_gate(s, half(0), half(i), a.gated.all(), n, i)?;
             k.gemm(s, layer.down.gemm(), a.gated.all(), a.branch.all(), n)?;
+            let mut post = layer.post_ffw_norm.all();
+            if let Some(branch) = &layer.per_layer {
+                k.add_norm(s, a.x.all(), a.branch.all(), post, None, None, n, eps)?;
+                self.per_layer_branch(s, index, branch, n)?;
+                post = branch.post_norm.all();
+            }
             let next = w.layers.get(index + 1).map_or(w.norm.all(), |next| next.input_norm.all());
-            let (post, scalar) = (layer.post_ffw_norm.all(), Some(layer.layer_scalar.all()));
-            k.add_norm(s, a.x.all(), a.branch.all(), post, scalar, next, a.normed.all(), n, eps)?;
+            let (scalar, next) = (Some(layer.layer_scalar.all()), Some((next, a.normed.all())));
+            k.add_norm(s, a.x.all(), a.branch.all(), post, scalar, next, n, eps)?;
             self.copy_hidden(s, tap, index + 1, n)?;
         }
         Ok(())
+    }
+
+    /// Per-layer embeddings of the step's tokens, from their table and from the scaled embedding in x.
+    fn per_layer_inputs(&self, s: &Stream, w: &PerLayerWeights, rows: Rows) -> Result<(), DriverError> {
+        let (a, k) = (&self.activations, &self.kernels);
+        k.gemm(s, w.projection.gemm(), a.x.all(), a.per_layer.all(), rows.count)?;
+        let input = PerLayerInput {
+            table: w.table.all(),
+            table_scale: w.table_scale,
+            token: rows.token,
+            norm: w.norm.all(),
+            x: a.per_layer.all(),
+            context_scale: w.context_scale,
+            rows: rows.count,
+            layers: self.config.layers.len(),
+            eps: self.config.rms_eps,
+        };
+        k.per_layer_input(s, &input)
+    }
+
+    /// The branch of layer `index`'s per-layer embedding, before its norm, from x as it is.
+    fn per_layer_branch(
+        &self,
+        s: &Stream,
+        index: usize,
+        w: &PerLayerBranchWeights,
+        rows: usize,
+    ) -> Result<(), DriverError> {
+        let (a, k) = (&self.activations, &self.kernels);
+        let gate = w.gate.gemm();
+        let width = gate.n;
+        k.gemm(s, gate, a.x.all(), a.gate_up.all(), rows)?;
+        let gate = Strided { data: a.gate_up.all(), stride: width };
+        let slice = a.per_layer.slice(index * width..a.per_layer.len());
+        let slice = Strided { data: slice, stride: self.config.layers.len() * width };
+        k.gelu_gate(s, gate, slice, a.gated.all(), rows, width)?;
+        k.gemm(s, w.projection.gemm(), a.gated.all(), a.branch.all(), rows)
     }
 
     /// Enqueues the logits of rows `[first, first + count)` of the last pass, soft-capped, f32, at most 128 rows.
@@ -148,7 +202,8 @@ impl Forward {
         self.kernels.logits(s, self.weights.head(), normed, out, count, self.config.softcap)
     }
 
-    /// Norms, RoPE, the KV write and attention of one layer.
+    /// Norms, RoPE, the KV write and attention of one layer. K and V of a prompt chunk's sliding layer stand in scratch
+    /// until the last layer that reads them has done so; then the last tokens go to the ring.
     fn attention(
         &self,
         s: &Stream,
@@ -169,13 +224,13 @@ impl Forward {
         let prep = QkvPrep {
             qkv: a.qkv.all(),
             q_weight: layer.q_norm.all(),
-            k_weight: layer.k_norm.all(),
+            k_weight: layer.k_norm.as_ref().map(|norm| norm.all()),
             cos: rope.cos.all(),
             sin: rope.sin.all(),
             position: rows.position,
             slot: rows.slot,
             q_out: a.q.all(),
-            kv: scratch.unwrap_or(paged),
+            kv: if config.owns_kv() { scratch.unwrap_or(paged) } else { self.cache.q_only_view(index) },
             rows: rows.count,
             heads: self.config.heads,
             pairs: rope.pairs,
@@ -207,7 +262,7 @@ impl Forward {
             }
             Mode::Prompt { slot, start } => {
                 let end = start + rows.count;
-                if let Some(scratch) = scratch {
+                if let Some(scratch) = scratch.filter(|_| config.owns_kv()) {
                     // The chunk may start inside a page: the page's earlier tokens join it in scratch, so that a
                     // page is read from one place.
                     let first = start / family.page_tokens * family.page_tokens;
@@ -226,7 +281,7 @@ impl Forward {
                     segment: family.segment,
                 };
                 k.attn_prompt(s, &prompt)?;
-                if let Some(scratch) = scratch {
+                if let Some(scratch) = scratch.filter(|_| self.config.is_last_reader(index)) {
                     let first = end.saturating_sub(self.cache.ring_tokens()).max(start);
                     k.kv_copy(s, scratch, paged, slot, first, end)?;
                 }
@@ -241,9 +296,4 @@ impl Forward {
             None => Ok(()),
         }
     }
-}
-
-/// Width of the qkv product's output.
-fn qkv_width(heads: usize, layer: &LayerConfig) -> usize {
-    (heads + layer.kv_heads * if layer.k_eq_v { 1 } else { 2 }) * layer.head_dim
 }

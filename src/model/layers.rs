@@ -14,6 +14,25 @@ pub struct LayerConfig {
     pub k_eq_v: bool,
     /// I: width of the gated MLP.
     pub intermediate: usize,
+    /// The layer whose K and V this one reads, at the current tokens too; none: it has its own.
+    pub kv_donor: Option<usize>,
+}
+
+impl LayerConfig {
+    /// Whether the layer projects, caches and reads K and V of its own.
+    pub fn owns_kv(&self) -> bool {
+        self.kv_donor.is_none()
+    }
+
+    /// Rows of the layer's q | k | v product, with `heads` query heads.
+    pub fn qkv_width(&self, heads: usize) -> usize {
+        let kv_parts = match (self.owns_kv(), self.k_eq_v) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => 2,
+        };
+        (heads + self.kv_heads * kv_parts) * self.head_dim
+    }
 }
 
 /// Which keys a layer sees, and so which family of the KV cache it uses.
@@ -56,6 +75,8 @@ pub(super) fn resolve(text: &Fields, heads: usize) -> Result<Vec<LayerConfig>, C
     let k_eq_v = text.flag("attention_k_eq_v")?.unwrap_or(false);
     let base_kv = text.require_count("num_key_value_heads", 1, HEADS_MAX)?;
     let base_dim = text.count("head_dim", 1, HIDDEN_MAX)?.unwrap_or(HEAD_DIM_SLIDING);
+    let donors = kv_donors(text, &kinds)?;
+    let is_double_wide = text.flag("use_double_wide_mlp")?.unwrap_or(false);
     let overrides = text.object("per_layer_config")?;
     if let Some(overrides) = &overrides {
         check_overrides(overrides, count)?;
@@ -66,8 +87,8 @@ pub(super) fn resolve(text: &Fields, heads: usize) -> Result<Vec<LayerConfig>, C
     let global_dim = global_dim.unwrap_or(if overrides.is_some() { base_dim } else { HEAD_DIM_GLOBAL });
     let global_kv = text.count("num_global_key_value_heads", 1, HEADS_MAX)?.filter(|_| k_eq_v).unwrap_or(base_kv);
 
-    let mut layers = Vec::with_capacity(count);
-    for (index, kind) in kinds.into_iter().enumerate() {
+    let mut layers: Vec<LayerConfig> = Vec::with_capacity(count);
+    for (index, (kind, kv_donor)) in kinds.into_iter().zip(donors).enumerate() {
         let own = overrides.as_ref().map_or(Ok(None), |o| o.object(&index.to_string()))?;
         let (dim_field, kv_field) = match (&own, kind) {
             (Some(_), _) => ("head_dim", "num_key_value_heads"),
@@ -81,9 +102,14 @@ pub(super) fn resolve(text: &Fields, heads: usize) -> Result<Vec<LayerConfig>, C
             head_dim: own.as_ref().map_or(Ok(None), |o| o.count("head_dim", 1, HIDDEN_MAX))?.unwrap_or(dim),
             kv_heads: own.as_ref().map_or(Ok(None), |o| o.count("num_key_value_heads", 1, HEADS_MAX))?.unwrap_or(kv),
             k_eq_v: k_eq_v && kind == LayerKind::Global,
-            intermediate,
+            intermediate: if is_double_wide && kv_donor.is_some() { 2 * intermediate } else { intermediate },
+            kv_donor,
         };
         check_attention(fields, dim_field, kv_field, index, heads, &layer)?;
+        if let Some(donor) = kv_donor.filter(|&donor| layers[donor].kv_heads != layer.kv_heads) {
+            let why = format!("layer {index} reads K and V of layer {donor}, which has {}", layers[donor].kv_heads);
+            return Err(fields.unsupported(kv_field, layer.kv_heads, why));
+        }
         layers.push(layer);
     }
     Ok(layers)
@@ -110,6 +136,24 @@ fn layer_kinds(text: &Fields, count: usize) -> Result<Vec<LayerKind>, ConfigErro
     // The reference does so too, whatever the list says.
     kinds[count - 1] = LayerKind::Global;
     Ok(kinds)
+}
+
+/// The layer each one reads K and V of: of the last `num_kv_shared_layers`, the last of their kind before all of them.
+fn kv_donors(text: &Fields, kinds: &[LayerKind]) -> Result<Vec<Option<usize>>, ConfigError> {
+    let key = "num_kv_shared_layers";
+    let shared = text.count(key, 0, LAYERS_MAX)?.unwrap_or(0);
+    let Some(first_shared) = kinds.len().checked_sub(shared) else {
+        return Err(text.unsupported(key, shared, format!("num_hidden_layers is {}", kinds.len())));
+    };
+    let donor = |index: usize| {
+        if index < first_shared {
+            return Ok(None);
+        }
+        let found = kinds[..first_shared].iter().rposition(|kind| *kind == kinds[index]);
+        let why = || format!("no layer before {first_shared} is of the kind of layer {index}, so it has no K and V");
+        found.map(Some).ok_or_else(|| text.unsupported(key, shared, why()))
+    };
+    (0..kinds.len()).map(donor).collect()
 }
 
 fn check_overrides(overrides: &Fields, layers: usize) -> Result<(), ConfigError> {

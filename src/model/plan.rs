@@ -12,7 +12,7 @@ use std::fmt;
 
 use super::config::{LayerKind, ModelConfig};
 use super::footprint;
-pub use super::footprint::{Geometry, Line, kv_bytes_a_token, weight_bytes_a_step};
+pub use super::footprint::{Geometry, Line, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
 use crate::limits::ROWS_MAX;
 
 /// What the operator asks for. Tokens and counts; none means the default above.

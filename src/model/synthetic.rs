@@ -229,8 +229,8 @@ pub(super) fn tensor_infos(config: &ModelConfig) -> Vec<TensorInfo> {
         shape: expected.shape.clone(),
         bytes: 0..0,
     };
-    let outer = tensors::outer(config);
-    let mut infos = vec![info(&outer.embed), info(&outer.norm)];
+    let mut infos = Vec::new();
+    tensors::outer(config).map(|expected| infos.push(info(expected)));
     for index in 0..config.layers.len() {
         tensors::layer(config, index).map(|expected| infos.push(info(expected)));
     }

@@ -11,16 +11,16 @@ pub struct LayerTensors<T> {
     pub input_norm: T,
     /// [heads * hd][H]
     pub q: T,
-    /// [kv_heads * hd][H]
-    pub k: T,
-    /// [kv_heads * hd][H]; none where V is the raw K projection.
+    /// [kv_heads * hd][H]; none where the layer reads another's K and V.
+    pub k: Option<T>,
+    /// [kv_heads * hd][H]; none where `k` is, and where V is the raw K projection.
     pub v: Option<T>,
     /// [H][heads * hd]
     pub o: T,
     /// [hd]
     pub q_norm: T,
-    /// [hd]
-    pub k_norm: T,
+    /// [hd]; none where `k` is.
+    pub k_norm: Option<T>,
     /// [H]
     pub post_attn_norm: T,
     /// [H]
@@ -35,6 +35,19 @@ pub struct LayerTensors<T> {
     pub post_ffw_norm: T,
     /// [1]
     pub layer_scalar: T,
+    /// In models with per-layer embeddings.
+    pub per_layer: Option<PerLayerBranch<T>>,
+}
+
+/// What brings a token's per-layer embedding into one layer's residual stream. D is its width.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerLayerBranch<T> {
+    /// [D][H]
+    pub gate: T,
+    /// [H][D]
+    pub projection: T,
+    /// [H]
+    pub post_norm: T,
 }
 
 /// The tensors outside of the layers.
@@ -43,6 +56,19 @@ pub struct OuterTensors<T> {
     /// [V][H]
     pub embed: T,
     /// [H]: the norm before the head.
+    pub norm: T,
+    /// In models with per-layer embeddings.
+    pub per_layer: Option<PerLayerTable<T>>,
+}
+
+/// Per-layer embeddings of all L layers, each D wide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerLayerTable<T> {
+    /// [V][L * D]: looked up by row, never multiplied.
+    pub table: T,
+    /// [L * D][H]
+    pub projection: T,
+    /// [D]
     pub norm: T,
 }
 
@@ -60,11 +86,11 @@ impl<T> LayerTensors<T> {
         Ok(LayerTensors {
             input_norm: f(&self.input_norm)?,
             q: f(&self.q)?,
-            k: f(&self.k)?,
+            k: self.k.as_ref().map(&mut f).transpose()?,
             v: self.v.as_ref().map(&mut f).transpose()?,
             o: f(&self.o)?,
             q_norm: f(&self.q_norm)?,
-            k_norm: f(&self.k_norm)?,
+            k_norm: self.k_norm.as_ref().map(&mut f).transpose()?,
             post_attn_norm: f(&self.post_attn_norm)?,
             pre_ffw_norm: f(&self.pre_ffw_norm)?,
             gate: f(&self.gate)?,
@@ -72,10 +98,39 @@ impl<T> LayerTensors<T> {
             down: f(&self.down)?,
             post_ffw_norm: f(&self.post_ffw_norm)?,
             layer_scalar: f(&self.layer_scalar)?,
+            per_layer: match &self.per_layer {
+                Some(of) => Some(PerLayerBranch {
+                    gate: f(&of.gate)?,
+                    projection: f(&of.projection)?,
+                    post_norm: f(&of.post_norm)?,
+                }),
+                None => None,
+            },
         })
     }
 
     pub fn map<'a, U>(&'a self, mut f: impl FnMut(&'a T) -> U) -> LayerTensors<U> {
+        let Ok(mapped) = self.try_map(|t| Ok::<U, std::convert::Infallible>(f(t)));
+        mapped
+    }
+}
+
+impl<T> OuterTensors<T> {
+    /// As [`LayerTensors::try_map`].
+    pub fn try_map<'a, U, E>(&'a self, mut f: impl FnMut(&'a T) -> Result<U, E>) -> Result<OuterTensors<U>, E> {
+        Ok(OuterTensors {
+            embed: f(&self.embed)?,
+            norm: f(&self.norm)?,
+            per_layer: match &self.per_layer {
+                Some(of) => {
+                    Some(PerLayerTable { table: f(&of.table)?, projection: f(&of.projection)?, norm: f(&of.norm)? })
+                }
+                None => None,
+            },
+        })
+    }
+
+    pub fn map<'a, U>(&'a self, mut f: impl FnMut(&'a T) -> U) -> OuterTensors<U> {
         let Ok(mapped) = self.try_map(|t| Ok::<U, std::convert::Infallible>(f(t)));
         mapped
     }
@@ -91,11 +146,11 @@ pub fn layer(config: &ModelConfig, index: usize) -> LayerTensors<Expected> {
     LayerTensors {
         input_norm: tensor("input_layernorm.weight", &[h]),
         q: tensor("self_attn.q_proj.weight", &[q_rows, h]),
-        k: tensor("self_attn.k_proj.weight", &[kv_rows, h]),
-        v: (!of.k_eq_v).then(|| tensor("self_attn.v_proj.weight", &[kv_rows, h])),
+        k: of.owns_kv().then(|| tensor("self_attn.k_proj.weight", &[kv_rows, h])),
+        v: (of.owns_kv() && !of.k_eq_v).then(|| tensor("self_attn.v_proj.weight", &[kv_rows, h])),
         o: tensor("self_attn.o_proj.weight", &[h, q_rows]),
         q_norm: tensor("self_attn.q_norm.weight", &[of.head_dim]),
-        k_norm: tensor("self_attn.k_norm.weight", &[of.head_dim]),
+        k_norm: of.owns_kv().then(|| tensor("self_attn.k_norm.weight", &[of.head_dim])),
         post_attn_norm: tensor("post_attention_layernorm.weight", &[h]),
         pre_ffw_norm: tensor("pre_feedforward_layernorm.weight", &[h]),
         gate: tensor("mlp.gate_proj.weight", &[i, h]),
@@ -103,15 +158,41 @@ pub fn layer(config: &ModelConfig, index: usize) -> LayerTensors<Expected> {
         down: tensor("mlp.down_proj.weight", &[h, i]),
         post_ffw_norm: tensor("post_feedforward_layernorm.weight", &[h]),
         layer_scalar: tensor("layer_scalar", &[1]),
+        per_layer: config.per_layer_width.map(|d| PerLayerBranch {
+            gate: tensor("per_layer_input_gate.weight", &[d, h]),
+            projection: tensor("per_layer_projection.weight", &[h, d]),
+            post_norm: tensor("post_per_layer_input_norm.weight", &[h]),
+        }),
     }
 }
 
 /// What the model holds outside of its layers.
 pub fn outer(config: &ModelConfig) -> OuterTensors<Expected> {
+    let tensor = |name: &str, shape: &[usize]| Expected { name: name.to_owned(), shape: shape.to_vec() };
+    let per_layer = config.per_layer_width.map(|d| {
+        let all = config.layers.len() * d;
+        PerLayerTable {
+            table: tensor("embed_tokens_per_layer.weight", &[config.vocab, all]),
+            projection: tensor("per_layer_model_projection.weight", &[all, config.hidden]),
+            norm: tensor("per_layer_projection_norm.weight", &[d]),
+        }
+    });
     OuterTensors {
-        embed: Expected { name: EMBED.to_owned(), shape: vec![config.vocab, config.hidden] },
-        norm: Expected { name: "norm.weight".to_owned(), shape: vec![config.hidden] },
+        embed: tensor(EMBED, &[config.vocab, config.hidden]),
+        norm: tensor("norm.weight", &[config.hidden]),
+        per_layer,
     }
+}
+
+/// Whether a tensor, named below the prefix, is of those that published files still hold for layers which read
+/// another's K and V. They are never read, whatever their shape.
+pub fn is_unused(config: &ModelConfig, name: &str) -> bool {
+    const OF_KV: [&str; 3] = ["self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.k_norm.weight"];
+    let of_layer = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+    of_layer.is_some_and(|(index, rest)| {
+        let layer = index.parse().ok().and_then(|index: usize| config.layers.get(index));
+        OF_KV.contains(&rest) && layer.is_some_and(|layer| !layer.owns_kv())
+    })
 }
 
 /// Name below the prefix by which the prefix is found.

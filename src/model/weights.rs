@@ -7,7 +7,7 @@
 use half::bf16;
 
 use super::checkpoint::{Checkpoint, Content, TensorView};
-use super::config::{LayerConfig, LayerKind, ModelConfig, RopeConfig};
+use super::config::{LayerKind, RopeConfig};
 use super::footprint::{STAGING_BUFFERS, STAGING_BYTES_MAX};
 use super::kernels::{Gemm, Kernels};
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
@@ -33,10 +33,10 @@ impl Packed {
 /// One layer's weights.
 pub struct LayerWeights {
     pub input_norm: DeviceBuffer<u16>,
-    /// q | k | v rows, without v where K = V.
+    /// q | k | v rows, without v where K = V; q alone where the layer reads another's K and V.
     pub qkv: Packed,
     pub q_norm: DeviceBuffer<u16>,
-    pub k_norm: DeviceBuffer<u16>,
+    pub k_norm: Option<DeviceBuffer<u16>>,
     pub o: Packed,
     pub post_attention_norm: DeviceBuffer<u16>,
     pub pre_ffw_norm: DeviceBuffer<u16>,
@@ -45,6 +45,25 @@ pub struct LayerWeights {
     pub down: Packed,
     pub post_ffw_norm: DeviceBuffer<u16>,
     pub layer_scalar: DeviceBuffer<u16>,
+    pub per_layer: Option<PerLayerBranchWeights>,
+}
+
+/// What brings per-layer embeddings into one layer.
+pub struct PerLayerBranchWeights {
+    pub gate: Packed,
+    pub projection: Packed,
+    pub post_norm: DeviceBuffer<u16>,
+}
+
+/// Per-layer embeddings of every layer.
+pub struct PerLayerWeights {
+    /// `[vocab][layers * width]`, row-major: rows are looked up.
+    pub table: DeviceBuffer<u16>,
+    pub projection: Packed,
+    pub norm: DeviceBuffer<u16>,
+    /// bf16 bits of sqrt(width), and hidden^-0.5 in f32: as the reference has them.
+    pub table_scale: u16,
+    pub context_scale: f32,
 }
 
 /// cos and sin of one family, `[positions][pairs]` bf16.
@@ -62,6 +81,7 @@ pub struct Weights {
     /// bf16 bits of sqrt(hidden): the reference rounds the scale before it multiplies.
     pub embed_scale: u16,
     pub norm: DeviceBuffer<u16>,
+    pub per_layer: Option<PerLayerWeights>,
     pub layers: Vec<LayerWeights>,
     pub rope_sliding: RopeTable,
     pub rope_global: RopeTable,
@@ -82,17 +102,19 @@ impl Weights {
         let embed = up.packed(&[checkpoint.embed()])?;
         let head = checkpoint.head().map(|tensor| up.packed(&[tensor])).transpose()?;
         let norm = up.vector(&checkpoint.norm())?;
+        let per_layer = load_per_layer(&mut up, checkpoint)?;
         let mut layers = Vec::with_capacity(config.layers.len());
-        for (index, layer) in config.layers.iter().enumerate() {
-            layers.push(load_layer(&mut up, checkpoint, index, layer)?);
+        for index in 0..config.layers.len() {
+            layers.push(load_layer(&mut up, checkpoint, index)?);
         }
         up.finish()?;
         let rope = |rope: RopeConfig| rope_table(context, stream, kernels, rope, positions);
         let weights = Weights {
             embed,
             head,
-            embed_scale: embed_scale(config),
+            embed_scale: root_bf16(config.hidden),
             norm,
+            per_layer,
             layers,
             rope_sliding: rope(config.rope(LayerKind::Sliding))?,
             rope_global: rope(config.rope(LayerKind::Global))?,
@@ -114,12 +136,13 @@ impl Weights {
     }
 }
 
-/// bf16(sqrt(hidden)) as bits.
-fn embed_scale(config: &ModelConfig) -> u16 {
-    bf16::from_f32((config.hidden as f32).sqrt()).to_bits()
+/// bf16(sqrt(width)) as bits.
+fn root_bf16(width: usize) -> u16 {
+    bf16::from_f32((width as f32).sqrt()).to_bits()
 }
 
-/// Bytes of the largest matrix that is uploaded: the embedding, or an MLP matrix when the vocabulary is tiny.
+/// Bytes of the largest matrix that is uploaded: the embedding, or an MLP matrix when the vocabulary is tiny. The table
+/// of per-layer embeddings is copied in pieces of any size.
 fn largest_tensor(checkpoint: &Checkpoint) -> usize {
     let layers = (0..checkpoint.config.layers.len()).flat_map(|index| {
         let t = checkpoint.layer(index);
@@ -132,21 +155,35 @@ fn largest_tensor(checkpoint: &Checkpoint) -> usize {
     layers.chain([checkpoint.embed()]).map(stored).max().unwrap_or(0)
 }
 
-fn load_layer(
-    up: &mut Uploader,
-    checkpoint: &Checkpoint,
-    index: usize,
-    layer: &LayerConfig,
-) -> Result<LayerWeights, DriverError> {
+fn load_per_layer(up: &mut Uploader, checkpoint: &Checkpoint) -> Result<Option<PerLayerWeights>, DriverError> {
+    let (Some(t), Some(width)) = (checkpoint.per_layer(), checkpoint.config.per_layer_width) else {
+        return Ok(None);
+    };
+    Ok(Some(PerLayerWeights {
+        table: up.vector(&t.table)?,
+        projection: up.packed(&[t.projection])?,
+        norm: up.vector(&t.norm)?,
+        table_scale: root_bf16(width),
+        context_scale: (1.0 / (checkpoint.config.hidden as f64).sqrt()) as f32,
+    }))
+}
+
+fn load_layer(up: &mut Uploader, checkpoint: &Checkpoint, index: usize) -> Result<LayerWeights, DriverError> {
     let t = checkpoint.layer(index);
-    let mut qkv = vec![t.q, t.k];
-    qkv.extend(t.v);
-    debug_assert_eq!(qkv.len(), if layer.k_eq_v { 2 } else { 3 });
+    let qkv: Vec<TensorView> = [Some(t.q), t.k, t.v].into_iter().flatten().collect();
+    let per_layer = match t.per_layer {
+        Some(of) => Some(PerLayerBranchWeights {
+            gate: up.packed(&[of.gate])?,
+            projection: up.packed(&[of.projection])?,
+            post_norm: up.vector(&of.post_norm)?,
+        }),
+        None => None,
+    };
     Ok(LayerWeights {
         input_norm: up.vector(&t.input_norm)?,
         qkv: up.packed(&qkv)?,
         q_norm: up.vector(&t.q_norm)?,
-        k_norm: up.vector(&t.k_norm)?,
+        k_norm: t.k_norm.map(|norm| up.vector(&norm)).transpose()?,
         o: up.packed(&[t.o])?,
         post_attention_norm: up.vector(&t.post_attn_norm)?,
         pre_ffw_norm: up.vector(&t.pre_ffw_norm)?,
@@ -154,6 +191,7 @@ fn load_layer(
         down: up.packed(&[t.down])?,
         post_ffw_norm: up.vector(&t.post_ffw_norm)?,
         layer_scalar: up.vector(&t.layer_scalar)?,
+        per_layer,
     })
 }
 

@@ -320,19 +320,56 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct G4GeluGateParams {
-    pub gate_up: *const u16,
+    pub gate: *const u16,
+    pub up: *const u16,
     pub out: *mut u16,
     pub rows: i32,
     pub width: i32,
+    pub gate_stride: i32,
+    pub up_stride: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of G4GeluGateParams"][::std::mem::size_of::<G4GeluGateParams>() - 24usize];
+    ["Size of G4GeluGateParams"][::std::mem::size_of::<G4GeluGateParams>() - 40usize];
     ["Alignment of G4GeluGateParams"][::std::mem::align_of::<G4GeluGateParams>() - 8usize];
-    ["Offset of field: G4GeluGateParams::gate_up"][::std::mem::offset_of!(G4GeluGateParams, gate_up) - 0usize];
-    ["Offset of field: G4GeluGateParams::out"][::std::mem::offset_of!(G4GeluGateParams, out) - 8usize];
-    ["Offset of field: G4GeluGateParams::rows"][::std::mem::offset_of!(G4GeluGateParams, rows) - 16usize];
-    ["Offset of field: G4GeluGateParams::width"][::std::mem::offset_of!(G4GeluGateParams, width) - 20usize];
+    ["Offset of field: G4GeluGateParams::gate"][::std::mem::offset_of!(G4GeluGateParams, gate) - 0usize];
+    ["Offset of field: G4GeluGateParams::up"][::std::mem::offset_of!(G4GeluGateParams, up) - 8usize];
+    ["Offset of field: G4GeluGateParams::out"][::std::mem::offset_of!(G4GeluGateParams, out) - 16usize];
+    ["Offset of field: G4GeluGateParams::rows"][::std::mem::offset_of!(G4GeluGateParams, rows) - 24usize];
+    ["Offset of field: G4GeluGateParams::width"][::std::mem::offset_of!(G4GeluGateParams, width) - 28usize];
+    ["Offset of field: G4GeluGateParams::gate_stride"][::std::mem::offset_of!(G4GeluGateParams, gate_stride) - 32usize];
+    ["Offset of field: G4GeluGateParams::up_stride"][::std::mem::offset_of!(G4GeluGateParams, up_stride) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4PerLayerInputParams {
+    pub table: *const u16,
+    pub token: *const i32,
+    pub weight: *const u16,
+    pub x: *mut u16,
+    pub rows: i32,
+    pub layers: i32,
+    pub width: i32,
+    pub context_scale: f32,
+    pub table_scale_bf16: u32,
+    pub eps: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4PerLayerInputParams"][::std::mem::size_of::<G4PerLayerInputParams>() - 56usize];
+    ["Alignment of G4PerLayerInputParams"][::std::mem::align_of::<G4PerLayerInputParams>() - 8usize];
+    ["Offset of field: G4PerLayerInputParams::table"][::std::mem::offset_of!(G4PerLayerInputParams, table) - 0usize];
+    ["Offset of field: G4PerLayerInputParams::token"][::std::mem::offset_of!(G4PerLayerInputParams, token) - 8usize];
+    ["Offset of field: G4PerLayerInputParams::weight"][::std::mem::offset_of!(G4PerLayerInputParams, weight) - 16usize];
+    ["Offset of field: G4PerLayerInputParams::x"][::std::mem::offset_of!(G4PerLayerInputParams, x) - 24usize];
+    ["Offset of field: G4PerLayerInputParams::rows"][::std::mem::offset_of!(G4PerLayerInputParams, rows) - 32usize];
+    ["Offset of field: G4PerLayerInputParams::layers"][::std::mem::offset_of!(G4PerLayerInputParams, layers) - 36usize];
+    ["Offset of field: G4PerLayerInputParams::width"][::std::mem::offset_of!(G4PerLayerInputParams, width) - 40usize];
+    ["Offset of field: G4PerLayerInputParams::context_scale"]
+        [::std::mem::offset_of!(G4PerLayerInputParams, context_scale) - 44usize];
+    ["Offset of field: G4PerLayerInputParams::table_scale_bf16"]
+        [::std::mem::offset_of!(G4PerLayerInputParams, table_scale_bf16) - 48usize];
+    ["Offset of field: G4PerLayerInputParams::eps"][::std::mem::offset_of!(G4PerLayerInputParams, eps) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -679,33 +716,34 @@ pub const G4_ID_g4_embed: G4KernelId = 2;
 pub const G4_ID_g4_rmsnorm: G4KernelId = 3;
 pub const G4_ID_g4_add_norm: G4KernelId = 4;
 pub const G4_ID_g4_gelu_gate: G4KernelId = 5;
-pub const G4_ID_g4_gemm_t1: G4KernelId = 6;
-pub const G4_ID_g4_gemm_t2: G4KernelId = 7;
-pub const G4_ID_g4_gemm_t4: G4KernelId = 8;
-pub const G4_ID_g4_gemm_t8: G4KernelId = 9;
-pub const G4_ID_g4_gemm_t16: G4KernelId = 10;
-pub const G4_ID_g4_logits_t1: G4KernelId = 11;
-pub const G4_ID_g4_logits_t2: G4KernelId = 12;
-pub const G4_ID_g4_logits_t4: G4KernelId = 13;
-pub const G4_ID_g4_logits_t8: G4KernelId = 14;
-pub const G4_ID_g4_logits_t16: G4KernelId = 15;
-pub const G4_ID_g4_gemm_tiled: G4KernelId = 16;
-pub const G4_ID_g4_qkv_prep: G4KernelId = 17;
-pub const G4_ID_g4_kv_copy: G4KernelId = 18;
-pub const G4_ID_g4_attn_decode_h256_s128: G4KernelId = 19;
-pub const G4_ID_g4_attn_decode_h256_s32: G4KernelId = 20;
-pub const G4_ID_g4_attn_decode_h512_s256: G4KernelId = 21;
-pub const G4_ID_g4_attn_decode_h512_s32: G4KernelId = 22;
-pub const G4_ID_g4_attn_decode_fold: G4KernelId = 23;
-pub const G4_ID_g4_attn_prompt_h256_s128: G4KernelId = 24;
-pub const G4_ID_g4_attn_prompt_h256_s32: G4KernelId = 25;
-pub const G4_ID_g4_attn_prompt_h512_s256: G4KernelId = 26;
-pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 27;
-pub const G4_ID_g4_step_begin: G4KernelId = 28;
-pub const G4_ID_g4_tail: G4KernelId = 29;
-pub const G4_ID_g4_scatter: G4KernelId = 30;
-pub const G4_ID_g4_synthetic: G4KernelId = 31;
-pub const G4_ID_g4_sample_groups: G4KernelId = 32;
-pub const G4_ID_g4_sample_rows: G4KernelId = 33;
-pub const G4_KERNEL_COUNT: G4KernelId = 34;
+pub const G4_ID_g4_per_layer_input: G4KernelId = 6;
+pub const G4_ID_g4_gemm_t1: G4KernelId = 7;
+pub const G4_ID_g4_gemm_t2: G4KernelId = 8;
+pub const G4_ID_g4_gemm_t4: G4KernelId = 9;
+pub const G4_ID_g4_gemm_t8: G4KernelId = 10;
+pub const G4_ID_g4_gemm_t16: G4KernelId = 11;
+pub const G4_ID_g4_logits_t1: G4KernelId = 12;
+pub const G4_ID_g4_logits_t2: G4KernelId = 13;
+pub const G4_ID_g4_logits_t4: G4KernelId = 14;
+pub const G4_ID_g4_logits_t8: G4KernelId = 15;
+pub const G4_ID_g4_logits_t16: G4KernelId = 16;
+pub const G4_ID_g4_gemm_tiled: G4KernelId = 17;
+pub const G4_ID_g4_qkv_prep: G4KernelId = 18;
+pub const G4_ID_g4_kv_copy: G4KernelId = 19;
+pub const G4_ID_g4_attn_decode_h256_s128: G4KernelId = 20;
+pub const G4_ID_g4_attn_decode_h256_s32: G4KernelId = 21;
+pub const G4_ID_g4_attn_decode_h512_s256: G4KernelId = 22;
+pub const G4_ID_g4_attn_decode_h512_s32: G4KernelId = 23;
+pub const G4_ID_g4_attn_decode_fold: G4KernelId = 24;
+pub const G4_ID_g4_attn_prompt_h256_s128: G4KernelId = 25;
+pub const G4_ID_g4_attn_prompt_h256_s32: G4KernelId = 26;
+pub const G4_ID_g4_attn_prompt_h512_s256: G4KernelId = 27;
+pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 28;
+pub const G4_ID_g4_step_begin: G4KernelId = 29;
+pub const G4_ID_g4_tail: G4KernelId = 30;
+pub const G4_ID_g4_scatter: G4KernelId = 31;
+pub const G4_ID_g4_synthetic: G4KernelId = 32;
+pub const G4_ID_g4_sample_groups: G4KernelId = 33;
+pub const G4_ID_g4_sample_rows: G4KernelId = 34;
+pub const G4_KERNEL_COUNT: G4KernelId = 35;
 pub type G4KernelId = ::std::os::raw::c_uint;

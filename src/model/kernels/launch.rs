@@ -9,7 +9,7 @@ use super::geometry::{
 use crate::device::{DeviceSlice, DriverError, Launch, Stream};
 use crate::model::synthetic::{self, Spread};
 
-type Result = std::result::Result<(), DriverError>;
+pub(super) type Result = std::result::Result<(), DriverError>;
 
 /// K and V of one layer: the view struct and what its pointers cover.
 pub type KvView = G4KvView;
@@ -36,7 +36,8 @@ impl Gemm {
 pub struct QkvPrep {
     pub qkv: DeviceSlice<u16>,
     pub q_weight: DeviceSlice<u16>,
-    pub k_weight: DeviceSlice<u16>,
+    /// None where the layer reads another's K and V; then `kv` has no heads.
+    pub k_weight: Option<DeviceSlice<u16>>,
     pub cos: DeviceSlice<u16>,
     pub sin: DeviceSlice<u16>,
     pub position: DeviceSlice<i32>,
@@ -136,7 +137,7 @@ fn attention_id(decode: bool, head_dim: usize, segment: usize) -> G4KernelId {
     }
 }
 
-fn grid(x: usize, y: usize, threads: u32, shared_bytes: usize) -> Launch {
+pub(super) fn grid(x: usize, y: usize, threads: u32, shared_bytes: usize) -> Launch {
     Launch { grid: [x as u32, y as u32, 1], threads, shared_bytes: shared_bytes as u32 }
 }
 
@@ -201,102 +202,6 @@ impl Kernels {
         unsafe { self.launch(s, G4_ID_g4_rope_table, grid(positions.div_ceil(64), 1, 256, 0), &params) }
     }
 
-    /// Scaled embeddings of `rows` tokens; a negative token gives zeros.
-    pub fn embed(
-        &self,
-        s: &Stream,
-        table: Gemm,
-        token: DeviceSlice<i32>,
-        x: DeviceSlice<u16>,
-        rows: usize,
-        scale_bf16: u16,
-    ) -> Result {
-        let hidden = table.k;
-        assert!(token.len() >= rows && x.len() >= rows * hidden);
-        let params = G4EmbedParams {
-            table: table.weight.ptr(),
-            token: token.ptr(),
-            x: x.ptr(),
-            rows: rows as i32,
-            hidden: hidden as i32,
-            scale_bf16: scale_bf16.into(),
-        };
-        // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or the sampler's).
-        unsafe { self.launch(s, G4_ID_g4_embed, grid(rows, 1, G4_ROW_THREADS, 0), &params) }
-    }
-
-    /// RMSNorm of `rows` rows.
-    pub fn rmsnorm(
-        &self,
-        s: &Stream,
-        x: DeviceSlice<u16>,
-        weight: DeviceSlice<u16>,
-        out: DeviceSlice<u16>,
-        rows: usize,
-        eps: f32,
-    ) -> Result {
-        let width = weight.len();
-        assert!(x.len() >= rows * width && out.len() >= rows * width);
-        let params = G4RmsNormParams {
-            x: x.ptr(),
-            weight: weight.ptr(),
-            out: out.ptr(),
-            rows: rows as i32,
-            width: width as i32,
-            eps,
-        };
-        // SAFETY: lengths asserted above.
-        unsafe { self.launch(s, G4_ID_g4_rmsnorm, grid(rows, 1, G4_ROW_THREADS, ROW_SHARED), &params) }
-    }
-
-    /// `x += RN(y; post)`, times the layer scalar if given, then `normed = RN(x; next)`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn add_norm(
-        &self,
-        s: &Stream,
-        x: DeviceSlice<u16>,
-        y: DeviceSlice<u16>,
-        post: DeviceSlice<u16>,
-        layer_scalar: Option<DeviceSlice<u16>>,
-        next: DeviceSlice<u16>,
-        normed: DeviceSlice<u16>,
-        rows: usize,
-        eps: f32,
-    ) -> Result {
-        let width = post.len();
-        assert!(next.len() == width);
-        assert!([x.len(), y.len(), normed.len()].iter().all(|&len| len >= rows * width));
-        let params = G4AddNormParams {
-            x: x.ptr(),
-            y: y.ptr(),
-            post_weight: post.ptr(),
-            layer_scalar: layer_scalar.map_or(std::ptr::null(), |v| v.ptr().cast_const()),
-            next_weight: next.ptr(),
-            normed: normed.ptr(),
-            rows: rows as i32,
-            width: width as i32,
-            eps,
-        };
-        // SAFETY: lengths asserted above.
-        unsafe { self.launch(s, G4_ID_g4_add_norm, grid(rows, 1, G4_ROW_THREADS, 2 * ROW_SHARED), &params) }
-    }
-
-    /// `out = gelu(gate) * up` of `[rows][2 * width]`.
-    pub fn gelu_gate(
-        &self,
-        s: &Stream,
-        gate_up: DeviceSlice<u16>,
-        out: DeviceSlice<u16>,
-        rows: usize,
-        width: usize,
-    ) -> Result {
-        assert!(gate_up.len() >= rows * 2 * width && out.len() >= rows * width);
-        let params =
-            G4GeluGateParams { gate_up: gate_up.ptr(), out: out.ptr(), rows: rows as i32, width: width as i32 };
-        // SAFETY: lengths asserted above.
-        unsafe { self.launch(s, G4_ID_g4_gelu_gate, grid(width.div_ceil(2048), rows, G4_ROW_THREADS, 0), &params) }
-    }
-
     /// `out = bf16(x W^T)` for any number of rows: the small kernel up to 128, the tiled one above; the same bits.
     pub fn gemm(&self, s: &Stream, w: Gemm, x: DeviceSlice<u16>, out: DeviceSlice<u16>, rows: usize) -> Result {
         assert!(out.len() >= rows * w.n);
@@ -351,12 +256,12 @@ impl Kernels {
         let (hd, kv_heads) = (a.kv.head_dim as usize, a.kv.kv_heads as usize);
         let width = (a.heads + kv_heads * if a.k_eq_v { 1 } else { 2 }) * hd;
         assert!(a.qkv.len() >= a.rows * width && a.q_out.len() >= a.rows * a.heads * hd);
-        assert!(a.q_weight.len() == hd && a.k_weight.len() == hd);
+        assert!(a.q_weight.len() == hd && a.k_weight.map(|w| w.len()) == (kv_heads > 0).then_some(hd));
         assert!(a.position.len() >= a.rows && a.slot.len() >= a.rows && a.cos.len() == a.sin.len());
         let params = G4QkvPrepParams {
             qkv: a.qkv.ptr(),
             q_weight: a.q_weight.ptr(),
-            k_weight: a.k_weight.ptr(),
+            k_weight: a.k_weight.map_or(std::ptr::null(), |w| w.ptr().cast_const()),
             cos: a.cos.ptr(),
             sin: a.sin.ptr(),
             position: a.position.ptr(),
@@ -541,9 +446,6 @@ fn synthetic_params(
         scale: f32::from_bits((127 - spread.exponent) << 23),
     }
 }
-
-/// Shared bytes of one row reduction.
-const ROW_SHARED: usize = 1024;
 
 fn gemm_params(w: Gemm, x: DeviceSlice<u16>, out: *mut std::ffi::c_void, rows: usize, softcap: f32) -> G4GemmParams {
     assert!(w.weight.len() == Gemm::packed_len(w.n, w.k) && x.len() >= rows * w.k && w.k.is_multiple_of(8));

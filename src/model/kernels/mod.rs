@@ -1,5 +1,5 @@
 //! The kernel library as the runtime calls it: bindings of `csrc/gemma4_kernels.h`, the loaded functions, and one
-//! launcher per kernel that computes its geometry ([`launch`]).
+//! launcher per kernel that computes its geometry ([`launch`], [`launch_rows`]).
 //!
 //! Fenced unsafe: parameter structs hold raw device addresses. Launchers take [`DeviceSlice`]s, assert the lengths the
 //! kernel's file states, and stand for the pointers.
@@ -10,6 +10,7 @@
 pub mod bindings;
 mod geometry;
 mod launch;
+mod launch_rows;
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -22,6 +23,7 @@ use crate::limits::STOP_TOKEN_IDS_MAX;
 pub use bindings::{G4Bias, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
 pub use geometry::{gemm_instance_tokens, slab_count};
 pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin};
+pub use launch_rows::{PerLayerInput, Strided};
 
 impl G4Slot {
     /// A live slot that nothing stops before `position_limit`, about to feed `token` at `position`: for `score` and
@@ -81,6 +83,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_rmsnorm",
     "g4_add_norm",
     "g4_gelu_gate",
+    "g4_per_layer_input",
     "g4_gemm_t1",
     "g4_gemm_t2",
     "g4_gemm_t4",
