@@ -135,6 +135,7 @@ fn prompt(runner: &mut Runner, ids: &[u32], chunk: usize, scores: &mut Scores) -
                 start: index * chunk,
                 tokens,
                 scored: None,
+                every_row: true,
                 pages: None,
                 last: None,
                 sampling: None,

@@ -95,7 +95,7 @@ fn the_ple_reference_resolves_to_its_known_numbers() {
     let kinds = [(s, None), (s, None), (g, None), (s, None), (g, None), (s, Some(3)), (s, Some(3)), (g, Some(4))];
     assert_eq!(config.layers, kinds.map(|(kind, donor)| of(kind, donor)));
     assert_eq!((config.kv_owner(2), config.kv_owner(6)), (2, 3));
-    let last_readers: Vec<usize> = (0..8).filter(|&index| config.is_last_reader(index)).collect();
+    let last_readers: Vec<usize> = (0..8).filter(|&index| config.is_last_reader(index, 8)).collect();
     assert_eq!(last_readers, [0, 1, 2, 6, 7]);
 }
 

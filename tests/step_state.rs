@@ -111,7 +111,8 @@ impl Pair {
                 let (start, is_last) = (index * CHUNK, index == (prompt - 1) / CHUNK);
                 let pages = (index == 0).then_some(&pages);
                 let last = is_last.then_some(state);
-                let chunk = PromptChunk { slot, start, tokens, scored: None, pages, last, sampling: None };
+                let chunk =
+                    PromptChunk { slot, start, tokens, scored: None, every_row: false, pages, last, sampling: None };
                 let rows = if is_last { vec![owner] } else { Vec::new() };
                 let flight = runner.launch_prompt(chunk, rows).expect("a launch");
                 records.extend(collect(runner, &flight));

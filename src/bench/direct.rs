@@ -113,7 +113,16 @@ impl Direct {
             let end = start + chunk.len() == tokens;
             let last = end.then(|| G4Slot::unstoppable(tokens, 0, tokens + 1, self.generation));
             let owners = if end { vec![owner] } else { Vec::new() };
-            let chunk = PromptChunk { slot: 0, start, tokens: chunk, scored: None, pages: None, last, sampling: None };
+            let chunk = PromptChunk {
+                slot: 0,
+                start,
+                tokens: chunk,
+                scored: None,
+                every_row: false,
+                pages: None,
+                last,
+                sampling: None,
+            };
             in_flight.push_back(self.runner.launch_prompt(chunk, owners)?);
             self.drain(&mut in_flight, DEPTH - 1, what)?;
         }

@@ -367,6 +367,7 @@ impl Engine {
             start: chunk.start,
             tokens: &request.prompt[chunk.start..end],
             scored: request.sampling.prompt_logprobs.map(|_| (owner, behind())),
+            every_row: request.sampling.prompt_logprobs.is_some(),
             pages: (chunk.start == 0).then(|| self.scheduler.reservation(chunk.id)),
             last: packed.as_ref().map(|packed| slot_state(ticket, generation, packed.sampling)),
             sampling: packed,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
-use crate::model::forward::{Forward, HiddenTap, Mode, Rows};
+use crate::model::forward::{Forward, HiddenTap, Mode, OutputRows, Rows};
 use crate::model::kernels::{G4Logprobs, G4Record, G4Slot};
 use crate::sampler::overlays::{OverlayPart, Overlays};
 use crate::sampler::params::PackedSampling;
@@ -81,6 +81,8 @@ pub struct PromptChunk<'a> {
     pub tokens: &'a [u32],
     /// Whose tokens behind those of the chunk are scored, and which: one for each but the prompt's last.
     pub scored: Option<(RowOwner, &'a [u32])>,
+    /// Whether logits or hidden states of every position are read afterwards, not of the prompt's last alone.
+    pub every_row: bool,
     /// The slot's pages, with the first chunk; none: they were granted by hand.
     pub pages: Option<&'a Reservation>,
     /// The slot's state for decoding when this is the prompt's last chunk: then the first token is sampled.
@@ -141,7 +143,8 @@ impl Runner {
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.
             let rows = self.tables.padding_prompt(&self.stream, &self.forward.kernels, count)?;
-            self.forward.run(&self.stream, rows, Mode::Prompt { slot: 0, start: 0 }, None)?;
+            let mode = Mode::Prompt { slot: 0, start: 0, tokens: count, output: OutputRows::All };
+            self.forward.run(&self.stream, rows, mode, None)?;
         }
         for bucket in self.buckets.clone() {
             self.decode_kernels(&self.stream, bucket)?;
@@ -229,7 +232,13 @@ impl Runner {
         }
         drop(staging);
         let _launching = nvtx::range(c"launch");
-        self.forward.run(s, rows, Mode::Prompt { slot: chunk.slot, start: chunk.start }, self.tap.as_ref())?;
+        let output = match chunk.last {
+            _ if chunk.every_row => OutputRows::All,
+            Some(_) => OutputRows::Last,
+            None => OutputRows::None,
+        };
+        let mode = Mode::Prompt { slot: chunk.slot, start: chunk.start, tokens: rows.count, output };
+        self.forward.run(s, rows, mode, self.tap.as_ref())?;
         if self.has_tail {
             kernels.tail(s, rows.slot, self.tables.slots.all(), self.tables.step.all(), 0)?;
         }

@@ -173,10 +173,15 @@ impl ModelConfig {
         self.layers[index].kv_donor.unwrap_or(index)
     }
 
-    /// Whether no later layer reads the K and V that layer `index` reads.
-    pub fn is_last_reader(&self, index: usize) -> bool {
+    /// How many layers have K and V of their own: all but a tail.
+    pub fn layers_with_kv(&self) -> usize {
+        self.layers.iter().take_while(|layer| layer.owns_kv()).count()
+    }
+
+    /// Whether, of the first `end` layers, none behind layer `index` reads the K and V that it reads.
+    pub fn is_last_reader(&self, index: usize, end: usize) -> bool {
         let owner = self.kv_owner(index);
-        (index + 1..self.layers.len()).all(|later| self.kv_owner(later) != owner)
+        (index + 1..end).all(|later| self.kv_owner(later) != owner)
     }
 }
 

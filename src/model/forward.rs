@@ -57,13 +57,58 @@ pub struct Rows {
     pub slot: DeviceSlice<i32>,
 }
 
+impl Rows {
+    /// The rows from `first` on.
+    fn from(self, first: usize) -> Rows {
+        let part = |all: DeviceSlice<i32>| all.slice(first..all.len());
+        Rows {
+            count: self.count - first,
+            token: part(self.token),
+            position: part(self.position),
+            slot: part(self.slot),
+        }
+    }
+}
+
+/// What the rows at work take from layer to layer; everything else begins anew in each.
+#[derive(Clone, Copy)]
+struct Carried {
+    rows: Rows,
+    x: DeviceSlice<u16>,
+    normed: DeviceSlice<u16>,
+    per_layer: DeviceSlice<u16>,
+}
+
+impl Carried {
+    /// The last row alone, where it stands; `per_layer` is the width of all layers' embeddings.
+    fn last_row(self, hidden: usize, per_layer: usize) -> Carried {
+        let first = self.rows.count - 1;
+        let part = |all: DeviceSlice<u16>, width: usize| all.slice(first * width..all.len());
+        Carried {
+            rows: self.rows.from(first),
+            x: part(self.x, hidden),
+            normed: part(self.normed, hidden),
+            per_layer: part(self.per_layer, per_layer),
+        }
+    }
+}
+
 /// What tells decode from a prompt chunk.
 #[derive(Clone, Copy)]
 pub enum Mode {
     /// One query a row; work lists made by the step's first node.
     Decode { sliding_item_begin: DeviceSlice<i32>, global_item_begin: DeviceSlice<i32> },
-    /// Consecutive positions from `start` of the sequence in `slot`.
-    Prompt { slot: usize, start: usize },
+    /// `tokens` consecutive positions from `start` of the sequence in `slot`.
+    Prompt { slot: usize, start: usize, tokens: usize, output: OutputRows },
+}
+
+/// Which rows of a prompt chunk something is read of after the pass. Layers that share another's K and V leave nothing
+/// behind for later tokens, so they run for these rows alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum OutputRows {
+    All,
+    Last,
+    None,
 }
 
 /// Where to copy the residual stream after the embedding and after each layer (`score --hidden`).
@@ -123,36 +168,49 @@ impl Forward {
         Ok(Forward { config, geometry, kernels, weights, cache, activations, partials })
     }
 
-    /// Enqueues the whole pass; afterwards the final-normed rows are ready for [`Forward::logits`].
+    /// Enqueues the whole pass; afterwards the final-normed rows are ready for [`Forward::logits`]: all, or those of
+    /// the mode's [`OutputRows`]. A tap wants all of them.
     pub fn run(&self, s: &Stream, rows: Rows, mode: Mode, tap: Option<&HiddenTap>) -> Result<(), DriverError> {
-        let (a, w, k, n) = (&self.activations, &self.weights, &self.kernels, rows.count);
-        let eps = self.config.rms_eps;
-        k.embed(s, w.embed.gemm(), rows.token, a.x.all(), n, w.embed_scale)?;
-        self.copy_hidden(s, tap, 0, n)?;
+        let (a, w, k) = (&self.activations, &self.weights, &self.kernels);
+        let (eps, h) = (self.config.rms_eps, self.config.hidden);
+        let mut at = Carried { rows, x: a.x.all(), normed: a.normed.all(), per_layer: a.per_layer.all() };
+        k.embed(s, w.embed.gemm(), rows.token, at.x, rows.count, w.embed_scale)?;
+        self.copy_hidden(s, tap, 0, rows.count)?;
         if let Some(per_layer) = &w.per_layer {
             self.per_layer_inputs(s, per_layer, rows)?;
         }
-        k.rmsnorm(s, a.x.all(), w.layers[0].input_norm.all(), a.normed.all(), n, eps)?;
-        for (index, layer) in w.layers.iter().enumerate() {
-            k.gemm(s, layer.qkv.gemm(), a.normed.all(), a.qkv.all(), n)?;
-            self.attention(s, index, layer, rows, mode)?;
+        k.rmsnorm(s, at.x, w.layers[0].input_norm.all(), at.normed, rows.count, eps)?;
+        let output = match mode {
+            Mode::Decode { .. } => OutputRows::All,
+            Mode::Prompt { output, .. } => output,
+        };
+        assert!(tap.is_none() || output == OutputRows::All, "hidden states of every row");
+        let (owners, all) = (self.config.layers_with_kv(), w.layers.len());
+        let end = if output == OutputRows::None { owners } else { all };
+        for (index, layer) in w.layers[..end].iter().enumerate() {
+            if index == owners && output == OutputRows::Last {
+                at = at.last_row(h, w.per_layer.as_ref().map_or(0, |of| all * of.norm.len()));
+            }
+            let n = at.rows.count;
+            k.gemm(s, layer.qkv.gemm(), at.normed, a.qkv.all(), n)?;
+            self.attention(s, index, layer, at.rows, mode, end)?;
             k.gemm(s, layer.o.gemm(), a.attention.all(), a.branch.all(), n)?;
-            let (post, next) = (layer.post_attention_norm.all(), Some((layer.pre_ffw_norm.all(), a.normed.all())));
-            k.add_norm(s, a.x.all(), a.branch.all(), post, None, next, n, eps)?;
-            k.gemm(s, layer.gate_up.gemm(), a.normed.all(), a.gate_up.all(), n)?;
+            let (post, next) = (layer.post_attention_norm.all(), Some((layer.pre_ffw_norm.all(), at.normed)));
+            k.add_norm(s, at.x, a.branch.all(), post, None, next, n, eps)?;
+            k.gemm(s, layer.gate_up.gemm(), at.normed, a.gate_up.all(), n)?;
             let i = self.config.layers[index].intermediate;
             let half = |first: usize| Strided { data: a.gate_up.slice(first..a.gate_up.len()), stride: 2 * i };
             k.gelu_gate(s, half(0), half(i), a.gated.all(), n, i)?;
             k.gemm(s, layer.down.gemm(), a.gated.all(), a.branch.all(), n)?;
             let mut post = layer.post_ffw_norm.all();
             if let Some(branch) = &layer.per_layer {
-                k.add_norm(s, a.x.all(), a.branch.all(), post, None, None, n, eps)?;
-                self.per_layer_branch(s, index, branch, n)?;
+                k.add_norm(s, at.x, a.branch.all(), post, None, None, n, eps)?;
+                self.per_layer_branch(s, index, branch, &at)?;
                 post = branch.post_norm.all();
             }
             let next = w.layers.get(index + 1).map_or(w.norm.all(), |next| next.input_norm.all());
-            let (scalar, next) = (Some(layer.layer_scalar.all()), Some((next, a.normed.all())));
-            k.add_norm(s, a.x.all(), a.branch.all(), post, scalar, next, n, eps)?;
+            let (scalar, next) = (Some(layer.layer_scalar.all()), Some((next, at.normed)));
+            k.add_norm(s, at.x, a.branch.all(), post, scalar, next, n, eps)?;
             self.copy_hidden(s, tap, index + 1, n)?;
         }
         Ok(())
@@ -182,14 +240,14 @@ impl Forward {
         s: &Stream,
         index: usize,
         w: &PerLayerBranchWeights,
-        rows: usize,
+        at: &Carried,
     ) -> Result<(), DriverError> {
-        let (a, k) = (&self.activations, &self.kernels);
+        let (a, k, rows) = (&self.activations, &self.kernels, at.rows.count);
         let gate = w.gate.gemm();
         let width = gate.n;
-        k.gemm(s, gate, a.x.all(), a.gate_up.all(), rows)?;
+        k.gemm(s, gate, at.x, a.gate_up.all(), rows)?;
         let gate = Strided { data: a.gate_up.all(), stride: width };
-        let slice = a.per_layer.slice(index * width..a.per_layer.len());
+        let slice = at.per_layer.slice(index * width..at.per_layer.len());
         let slice = Strided { data: slice, stride: self.config.layers.len() * width };
         k.gelu_gate(s, gate, slice, a.gated.all(), rows, width)?;
         k.gemm(s, w.projection.gemm(), a.gated.all(), a.branch.all(), rows)
@@ -203,7 +261,7 @@ impl Forward {
     }
 
     /// Norms, RoPE, the KV write and attention of one layer. K and V of a prompt chunk's sliding layer stand in scratch
-    /// until the last layer that reads them has done so; then the last tokens go to the ring.
+    /// until the last layer that reads them, of the first `end`, has done so; then the last tokens go to the ring.
     fn attention(
         &self,
         s: &Stream,
@@ -211,6 +269,7 @@ impl Forward {
         layer: &LayerWeights,
         rows: Rows,
         mode: Mode,
+        end: usize,
     ) -> Result<(), DriverError> {
         let (a, k) = (&self.activations, &self.kernels);
         let config = &self.config.layers[index];
@@ -260,8 +319,7 @@ impl Forward {
                 };
                 k.attn_decode(s, &decode)
             }
-            Mode::Prompt { slot, start } => {
-                let end = start + rows.count;
+            Mode::Prompt { slot, start, tokens, .. } => {
                 if let Some(scratch) = scratch.filter(|_| config.owns_kv()) {
                     // The chunk may start inside a page: the page's earlier tokens join it in scratch, so that a
                     // page is read from one place.
@@ -274,14 +332,16 @@ impl Forward {
                     kv: paged,
                     recent: scratch.unwrap_or(self.cache.no_view(index)),
                     slot,
-                    start,
+                    // The last row alone reads what the whole chunk has written.
+                    start: start + tokens - rows.count,
                     rows: rows.count,
                     heads: self.config.heads,
                     window: family.window,
                     segment: family.segment,
                 };
                 k.attn_prompt(s, &prompt)?;
-                if let Some(scratch) = scratch.filter(|_| self.config.is_last_reader(index)) {
+                if let Some(scratch) = scratch.filter(|_| self.config.is_last_reader(index, end)) {
+                    let end = start + tokens;
                     let first = end.saturating_sub(self.cache.ring_tokens()).max(start);
                     k.kv_copy(s, scratch, paged, slot, first, end)?;
                 }
