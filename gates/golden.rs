@@ -17,6 +17,7 @@ use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::images::PLANTED_KERNELS;
 use gemma4_serve::model::checkpoint::{Checkpoint, Content};
 use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::model::plan::TablePlace;
 use gemma4_serve::model::safetensors::{TensorInfo, TensorOut, read_header, write};
 use gemma4_serve::score::{ScoreOptions, Scores, score};
 use half::bf16;
@@ -196,7 +197,13 @@ impl Reference {
     /// Scores the prompt and its greedy continuation and applies every rule.
     fn judge(&self, checkpoint: &Checkpoint, device: DeviceKind, image: KernelImage) -> Vec<Fact> {
         let ids: Vec<u32> = self.ids.iter().chain(&self.greedy).copied().collect();
-        let options = ScoreOptions { path: ScorePath::Prefill, graphs: false, hidden: true, segment: None };
+        let options = ScoreOptions {
+            path: ScorePath::Prefill,
+            graphs: false,
+            hidden: true,
+            segment: None,
+            per_layer_table: TablePlace::Device,
+        };
         let scores = score(checkpoint, device, image, &ids, options).expect("the reference scores");
         let ours = &scores.logits[..self.ids.len() * self.vocab];
         vec![

@@ -16,7 +16,7 @@ use gemma4_serve::device::{DeviceKind, soft};
 use gemma4_serve::images::PLANTED_KERNELS;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
-use gemma4_serve::model::plan::PlanOptions;
+use gemma4_serve::model::plan::{PlanOptions, TablePlace};
 use gemma4_serve::request::GenerateRequest;
 use gemma4_serve::score::{ScoreOptions, Scores, score};
 use serve::{Random, Serve};
@@ -47,11 +47,12 @@ fn ids(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
 fn paths_agree(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
     let ids = ids(checkpoint.config.vocab, if gate.full { 300 } else { 140 }, 7);
     for segment in [None, Some(32)] {
-        let run = |path, graphs| {
-            let options = ScoreOptions { path, graphs, hidden: true, segment };
+        let run = |path, graphs, per_layer_table| {
+            let options = ScoreOptions { path, graphs, hidden: true, segment, per_layer_table };
             score(checkpoint, device, KernelImage::Shipped(device), &ids, options).expect("a score")
         };
-        let prefill = run(ScorePath::Prefill, false);
+        let device_table = TablePlace::Device;
+        let prefill = run(ScorePath::Prefill, false, device_table);
         let others = [
             (ScorePath::Decode, true),
             (ScorePath::Decode, false),
@@ -61,9 +62,13 @@ fn paths_agree(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: Dev
             (ScorePath::Chunks(64), false),
         ];
         for (path, graphs) in others {
-            let other = run(path, graphs);
-            let different = differences(&prefill, &other);
+            let different = differences(&prefill, &run(path, graphs, device_table));
             let label = format!("{name} segment {segment:?}: {path:?}, graphs {graphs}, equals prefill");
+            gate.fact(different.is_none(), &format!("{label} {}", different.unwrap_or_default()));
+        }
+        if checkpoint.config.per_layer_width.is_some() {
+            let different = differences(&prefill, &run(ScorePath::Decode, true, TablePlace::Host));
+            let label = format!("{name} segment {segment:?}: the table on the host gives the same");
             gate.fact(different.is_none(), &format!("{label} {}", different.unwrap_or_default()));
         }
     }
@@ -79,7 +84,8 @@ fn a_mistake_of_one_path_is_seen(gate: &mut Gate, name: &str, checkpoint: &Check
     let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
     let ids = ids(checkpoint.config.vocab, 40, 7);
     let run = |path| {
-        let options = ScoreOptions { path, graphs: false, hidden: false, segment: None };
+        let options =
+            ScoreOptions { path, graphs: false, hidden: false, segment: None, per_layer_table: TablePlace::Device };
         score(checkpoint, device, image, &ids, options).expect("a score")
     };
     let different = differences(&run(ScorePath::Prefill), &run(ScorePath::Decode));

@@ -11,7 +11,7 @@ use crate::engine::start::{StartError, build_runner};
 use crate::limits::ROWS_MAX;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::kernels::{G4Slot, KernelImage};
-use crate::model::plan::PlanOptions;
+use crate::model::plan::{PlanOptions, TablePlace};
 use crate::request::RequestId;
 use crate::slots::CollectError;
 
@@ -59,6 +59,7 @@ pub struct ScoreOptions {
     pub hidden: bool,
     /// Keys of an attention segment for both families; none: the kernels' own.
     pub segment: Option<usize>,
+    pub per_layer_table: TablePlace,
 }
 
 /// Runs the subcommand: reads the ids, scores, writes the file.
@@ -71,6 +72,7 @@ pub fn run(config: &ScoreConfig) -> Result<(), ScoreError> {
         graphs: config.graphs,
         hidden: config.hidden,
         segment: config.attention_segment,
+        per_layer_table: config.per_layer_table,
     };
     let scores = score(&checkpoint, kind, KernelImage::Shipped(kind), &ids, options)?;
     write(&config.out, &scores)
@@ -96,6 +98,7 @@ pub fn score(
         prefill_chunk: chunk,
         segment_sliding: options.segment.unwrap_or(defaults.segment_sliding),
         segment_global: options.segment.unwrap_or(defaults.segment_global),
+        per_layer_table: options.per_layer_table,
         ..defaults
     };
     let (mut runner, _) = build_runner(checkpoint, device, image, &plan, Duration::ZERO, &mut |_, _| {})?;

@@ -1,7 +1,7 @@
 //! The memory plan: its arithmetic against numbers worked out by hand, and what it promises about fitting.
 
 use gemma4_serve::model::config::{LayerKind, ModelConfig};
-use gemma4_serve::model::plan::{MemoryPlan, PlanError, PlanOptions};
+use gemma4_serve::model::plan::{Line, MemoryPlan, PlanError, PlanOptions, TablePlace};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -33,8 +33,12 @@ fn of_31b() -> ModelConfig {
     published(5376, 60, 32, 16, 4, 21504)
 }
 
+fn line<'a>(plan: &'a MemoryPlan, name: &str) -> &'a Line {
+    plan.lines.iter().find(|line| line.name == name).unwrap_or_else(|| panic!("no line {name}"))
+}
+
 fn bytes(plan: &MemoryPlan, name: &str) -> u64 {
-    plan.lines.iter().find(|line| line.name == name).unwrap_or_else(|| panic!("no line {name}")).bytes
+    line(plan, name).bytes
 }
 
 #[test]
@@ -107,6 +111,13 @@ fn every_line_of_the_tiny_model_with_per_layer_embeddings_is_what_a_hand_compute
     assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 2048 + 2 * 1024 + 3 * 128 + 256) * 2 + 16));
     // One scratch for all: the donor's chunk stays there for the layers that share it.
     assert_eq!(bytes(&plan, "chunk K and V, sliding"), 5 * (2 * 16 * 256 * 2));
+
+    // The table on the host: the same line on the other side, and nothing else changes.
+    let on_host = PlanOptions { per_layer_table: TablePlace::Host, ..options };
+    let host = MemoryPlan::resolve(&reference("ple"), &on_host, false, GIB).unwrap();
+    assert!(plan.host_lines.is_empty() && host.host_lines[..] == [line(&plan, "per-layer embeddings").clone()]);
+    assert_eq!(host.total_bytes, plan.total_bytes - 512 * 8 * 32 * 2);
+    assert_eq!(host.lines.len(), plan.lines.len() - 1);
 }
 
 /// Weights read per token and KV bytes per token as the specification has them.

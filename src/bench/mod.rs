@@ -175,6 +175,7 @@ fn settings(flags: &BenchFlags, kind: DeviceKind) -> Settings {
         contexts: only(Part::Decode, or(&flags.contexts, &[1024, 8192, 32_768])),
         prompts: only(Part::Prompt, or(&flags.prompts, &[512, 2048, 8192])),
         switch_rows: only(Part::Switches, flags.switch_rows.clone()),
+        per_layer_table: flags.model.per_layer_table,
         steps: flags.steps,
         warm_up_steps: WARM_UP_STEPS,
         rounds: flags.rounds,
@@ -202,6 +203,7 @@ fn build(checkpoint: &Checkpoint, kind: DeviceKind, settings: &Settings) -> Resu
     let options = PlanOptions {
         max_running: largest(&settings.rows).max(largest(&settings.switch_rows)).max(1),
         max_context: needs.iter().filter(|(_, tokens, _)| *tokens > 0).map(|(_, tokens, spare)| tokens + spare).max(),
+        per_layer_table: settings.per_layer_table,
         prefill_chunk: settings.prefill_chunk.min(largest(&settings.prompts).max(SWITCH_PROMPT)),
         ..PlanOptions::default()
     };

@@ -9,7 +9,7 @@ use crate::device::DeviceKind;
 use crate::engine::runner::Runner;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::LayerKind;
-use crate::model::plan::{kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
+use crate::model::plan::{TablePlace, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
 
 #[derive(Serialize)]
 pub struct Report {
@@ -53,6 +53,7 @@ pub struct Settings {
     pub warm_up_steps: usize,
     pub rounds: usize,
     pub prefill_chunk: usize,
+    pub per_layer_table: TablePlace,
     pub copy_bytes: u64,
     pub graphs: bool,
 }

@@ -143,6 +143,15 @@ impl<T: Pod> PinnedBuffer<T> {
         self.len == 0
     }
 
+    /// The whole buffer at the address by which kernels read it, across the bus. The host must not write to it while
+    /// they do.
+    pub fn on_device(&self) -> Result<DeviceSlice<T>, DriverError> {
+        let mut address = 0;
+        // SAFETY: out-pointer to a local; the address is that of a live allocation of cuMemHostAlloc.
+        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut address, self.address.cast(), 0))? };
+        Ok(DeviceSlice { address, len: self.len, _element: PhantomData })
+    }
+
     /// Copies the first `count` elements into `out`, in place of what it holds. The driver's calls before and after are
     /// opaque to the compiler, so the copy stays where it stands, as a volatile one would.
     pub fn copy_to(&self, count: usize, out: &mut Vec<T>) {
@@ -167,11 +176,12 @@ impl<T: Pod> PinnedBuffer<T> {
         unsafe { self.address.add(index).write_volatile(value) };
     }
 
-    /// Copies raw little-endian bytes to the front of the buffer. Panics when they do not fit.
-    pub fn fill_le(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.len * size_of::<T>(), "{} bytes of {}", bytes.len(), self.len * size_of::<T>());
+    /// Copies raw little-endian bytes to the buffer, from element `first` on. Panics when they do not fit.
+    pub fn fill_le(&mut self, first: usize, bytes: &[u8]) {
+        let (at, size) = (first * size_of::<T>(), self.len * size_of::<T>());
+        assert!(at <= size && bytes.len() <= size - at, "{} bytes at {at} of {size}", bytes.len());
         // SAFETY: in bounds; every byte pattern is a T (Pod); `&mut self` excludes other host accesses.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast::<u8>(), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast::<u8>().add(at), bytes.len()) };
     }
 
     pub(super) fn address_of(&self, first: usize, count: usize) -> *const T {

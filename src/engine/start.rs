@@ -114,7 +114,7 @@ pub fn build_runner(
     let geometry = plan.geometry.clone();
     let total = checkpoint.weight_bytes();
     let mut report = |done: usize| progress(done as u64, total);
-    let weights = Weights::load(&context, &stream, &kernels, checkpoint, geometry.max_context, &mut report)?;
+    let weights = Weights::load(&context, &stream, &kernels, checkpoint, &geometry, &mut report)?;
     let forward = Forward::new(&context, &stream, checkpoint.config.clone(), geometry, kernels, weights)?;
     Ok((Runner::new(context, stream, forward, spin)?, plan))
 }
@@ -133,6 +133,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         max_context: config.max_context,
         kv_pages: config.kv_pages,
         prefill_chunk: config.prefill_chunk,
+        per_layer_table: config.per_layer_table,
         ..PlanOptions::default()
     };
     let bar = progress_bar("loading", "{bytes}/{total_bytes}");

@@ -41,6 +41,7 @@ pub struct Geometry {
     /// Attention work items of a decode step, at most.
     pub sliding_items: usize,
     pub global_items: usize,
+    pub per_layer_table: TablePlace,
 }
 
 /// One KV family's sizes.
@@ -57,6 +58,24 @@ pub struct FamilySizes {
     pub items: usize,
     /// Keys in (q - window, q]; 0: all.
     pub window: usize,
+}
+
+/// Where the table of per-layer embeddings lies. A token takes one row of it, [layers][width]: 18 KB of the E2B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TablePlace {
+    Device,
+    /// In pinned memory, read by kernels across the bus.
+    Host,
+}
+
+impl std::fmt::Display for TablePlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            TablePlace::Device => "device",
+            TablePlace::Host => "host",
+        })
+    }
 }
 
 /// One kind of buffer.
@@ -97,6 +116,7 @@ impl Geometry {
             scratch_pages: chunk_tokens.div_ceil(page_s) + 1,
             sliding_items: max_running * window_items,
             global_items: by_context.min(by_pages),
+            per_layer_table: options.per_layer_table,
         }
     }
 
@@ -144,12 +164,17 @@ impl Geometry {
 
     /// Every buffer on the device. The order is that of the printed page.
     pub fn lines(&self, config: &ModelConfig, own_head: bool) -> Vec<Line> {
-        let mut lines = weight_lines(config, own_head);
+        let mut lines = weight_lines(config, own_head, self.per_layer_table);
         lines.extend(self.rope_lines(config));
         lines.extend(self.pool_lines(config));
         lines.extend(self.scratch_lines(config));
         lines.extend(self.step_lines(config));
         lines
+    }
+
+    /// Pinned host memory that the options put in place of the device's.
+    pub fn host_lines(&self, config: &ModelConfig) -> Vec<Line> {
+        table_line(config).filter(|_| self.per_layer_table == TablePlace::Host).into_iter().collect()
     }
 
     fn layer_page_bytes(&self, layer: &LayerConfig) -> u64 {
@@ -386,8 +411,8 @@ impl WeightSums {
     }
 }
 
-pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
-    let WeightSums { matrices, count, largest, vectors, table, projection } = WeightSums::of(config);
+pub(super) fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table: TablePlace) -> Vec<Line> {
+    let WeightSums { matrices, count, largest, vectors, projection, .. } = WeightSums::of(config);
     let embed = packed_bytes(config.vocab, config.hidden);
     let tables = 1 + u64::from(own_head);
     let mut lines = vec![
@@ -409,11 +434,17 @@ pub(super) fn weight_lines(config: &ModelConfig, own_head: bool) -> Vec<Line> {
         },
     ];
     if let Some(width) = config.per_layer_width {
-        let (vocab, layers, hidden) = (config.vocab, config.layers.len(), config.hidden);
-        let of_table = format!("{vocab} rows x {layers} layers x {width} x {BF16} B, looked up by row");
-        let of_projection = format!("{layers} x {width} x {hidden} x {BF16} B, packed");
-        lines.push(Line { name: "per-layer embeddings", arithmetic: of_table, bytes: table });
-        lines.push(Line { name: "per-layer projection", arithmetic: of_projection, bytes: projection });
+        let arithmetic = format!("{} x {width} x {} x {BF16} B, packed", config.layers.len(), config.hidden);
+        lines.push(Line { name: "per-layer projection", arithmetic, bytes: projection });
     }
+    lines.extend(table_line(config).filter(|_| per_layer_table == TablePlace::Device));
     lines
+}
+
+/// The table of per-layer embeddings, on either side.
+fn table_line(config: &ModelConfig) -> Option<Line> {
+    let width = config.per_layer_width?;
+    let (vocab, layers) = (config.vocab, config.layers.len());
+    let arithmetic = format!("{vocab} rows x {layers} layers x {width} x {BF16} B, looked up by row");
+    Some(Line { name: "per-layer embeddings", arithmetic, bytes: WeightSums::of(config).table })
 }

@@ -12,7 +12,7 @@ use std::fmt;
 
 use super::config::{LayerKind, ModelConfig};
 use super::footprint;
-pub use super::footprint::{Geometry, Line, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
+pub use super::footprint::{Geometry, Line, TablePlace, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
 use crate::limits::ROWS_MAX;
 
 /// What the operator asks for. Tokens and counts; none means the default above.
@@ -28,6 +28,7 @@ pub struct PlanOptions {
     pub page_tokens_global: usize,
     pub segment_sliding: usize,
     pub segment_global: usize,
+    pub per_layer_table: TablePlace,
 }
 
 impl Default for PlanOptions {
@@ -41,6 +42,7 @@ impl Default for PlanOptions {
             page_tokens_global: 16,
             segment_sliding: 128,
             segment_global: 256,
+            per_layer_table: TablePlace::Device,
         }
     }
 }
@@ -51,6 +53,8 @@ pub struct MemoryPlan {
     pub geometry: Geometry,
     pub lines: Vec<Line>,
     pub total_bytes: u64,
+    /// Pinned memory of the host that the options ask for.
+    pub host_lines: Vec<Line>,
     /// Free memory of the device before anything of the plan was allocated.
     pub free_bytes: u64,
 }
@@ -94,7 +98,8 @@ impl MemoryPlan {
         let lines = geometry.lines(config, own_head);
         let total_bytes = total(&lines);
         assert!(total_bytes <= free_bytes, "a resolved plan fits");
-        Ok(MemoryPlan { geometry, lines, total_bytes, free_bytes })
+        let host_lines = geometry.host_lines(config);
+        Ok(MemoryPlan { geometry, lines, total_bytes, host_lines, free_bytes })
     }
 
     /// Sequences of `max_context` tokens the global pool holds at once.
@@ -112,6 +117,9 @@ impl fmt::Display for MemoryPlan {
         }
         let share = self.total_bytes as f64 * 100.0 / self.free_bytes.max(1) as f64;
         writeln!(f, "  {:<24}{:>16}  {share:.1} % of {} free", "total", self.total_bytes, self.free_bytes)?;
+        for line in &self.host_lines {
+            writeln!(f, "  {:<24}{:>16}  on the host, pinned: {}", line.name, line.bytes, line.arithmetic)?;
+        }
         write!(
             f,
             "  --max-running {}, --max-context {}, --kv-pages {} ({} tokens, {} sequences of full length), \
@@ -235,7 +243,7 @@ impl Search<'_> {
             needed_bytes: total(&lines),
             budget_bytes: self.budget_bytes(),
             free_bytes: self.free_bytes,
-            weight_bytes: total(&footprint::weight_lines(self.config, self.own_head)),
+            weight_bytes: total(&footprint::weight_lines(self.config, self.own_head, self.options.per_layer_table)),
             page_bytes: geometry.page_bytes(self.config, LayerKind::Global),
             ring_bytes: geometry.page_bytes(self.config, LayerKind::Sliding) * geometry.ring_pages as u64,
             chunk_token_bytes: geometry.chunk_token_bytes(self.config),

@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::checkpoint::{Checkpoint, Content, TensorView};
 use super::config::{LayerKind, RopeConfig};
-use super::footprint::{STAGING_BUFFERS, STAGING_BYTES_MAX};
+use super::footprint::{Geometry, STAGING_BUFFERS, STAGING_BYTES_MAX, TablePlace};
 use super::kernels::{Gemm, Kernels};
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 
@@ -55,10 +55,26 @@ pub struct PerLayerBranchWeights {
     pub post_norm: DeviceBuffer<u16>,
 }
 
+/// A table of which a step reads single rows, wherever it lies.
+pub enum Table {
+    Device(DeviceBuffer<u16>),
+    /// Pinned; kernels read it across the bus.
+    Host(PinnedBuffer<u16>, DeviceSlice<u16>),
+}
+
+impl Table {
+    pub fn all(&self) -> DeviceSlice<u16> {
+        match self {
+            Table::Device(buffer) => buffer.all(),
+            Table::Host(_, slice) => *slice,
+        }
+    }
+}
+
 /// Per-layer embeddings of every layer.
 pub struct PerLayerWeights {
     /// `[vocab][layers * width]`, row-major: rows are looked up.
-    pub table: DeviceBuffer<u16>,
+    pub table: Table,
     pub projection: Packed,
     pub norm: DeviceBuffer<u16>,
     /// bf16 bits of sqrt(width), and hidden^-0.5 in f32: as the reference has them.
@@ -94,7 +110,7 @@ impl Weights {
         stream: &Stream,
         kernels: &Kernels,
         checkpoint: &Checkpoint,
-        positions: usize,
+        geometry: &Geometry,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, DriverError> {
         let config = &checkpoint.config;
@@ -102,13 +118,13 @@ impl Weights {
         let embed = up.packed(&[checkpoint.embed()])?;
         let head = checkpoint.head().map(|tensor| up.packed(&[tensor])).transpose()?;
         let norm = up.vector(&checkpoint.norm())?;
-        let per_layer = load_per_layer(&mut up, checkpoint)?;
+        let per_layer = load_per_layer(&mut up, checkpoint, geometry.per_layer_table)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for index in 0..config.layers.len() {
             layers.push(load_layer(&mut up, checkpoint, index)?);
         }
         up.finish()?;
-        let rope = |rope: RopeConfig| rope_table(context, stream, kernels, rope, positions);
+        let rope = |rope: RopeConfig| rope_table(context, stream, kernels, rope, geometry.max_context);
         let weights = Weights {
             embed,
             head,
@@ -155,12 +171,19 @@ fn largest_tensor(checkpoint: &Checkpoint) -> usize {
     layers.chain([checkpoint.embed()]).map(stored).max().unwrap_or(0)
 }
 
-fn load_per_layer(up: &mut Uploader, checkpoint: &Checkpoint) -> Result<Option<PerLayerWeights>, DriverError> {
+fn load_per_layer(
+    up: &mut Uploader,
+    checkpoint: &Checkpoint,
+    place: TablePlace,
+) -> Result<Option<PerLayerWeights>, DriverError> {
     let (Some(t), Some(width)) = (checkpoint.per_layer(), checkpoint.config.per_layer_width) else {
         return Ok(None);
     };
     Ok(Some(PerLayerWeights {
-        table: up.vector(&t.table)?,
+        table: match place {
+            TablePlace::Device => Table::Device(up.vector(&t.table)?),
+            TablePlace::Host => up.host_table(&t.table)?,
+        },
         projection: up.packed(&[t.projection])?,
         norm: up.vector(&t.norm)?,
         table_scale: root_bf16(width),
@@ -257,7 +280,7 @@ impl<'a> Uploader<'a> {
         let turn = self.turn;
         // The pinned buffer is free when its last copy has run; the device buffer is free in stream order.
         self.copied[turn].wait()?;
-        self.pinned[turn].fill_le(bytes);
+        self.pinned[turn].fill_le(0, bytes);
         let slice = self.staging[turn].slice(0..bytes.len() / 2);
         self.stream.upload_pinned(slice, &self.pinned[turn], 0)?;
         self.copied[turn].record(self.stream)?;
@@ -288,6 +311,26 @@ impl<'a> Uploader<'a> {
             }
         }
         Ok(buffer)
+    }
+
+    /// A table that stays on the host.
+    fn host_table(&mut self, tensor: &TensorView) -> Result<Table, DriverError> {
+        let mut table = PinnedBuffer::new(self.context, tensor.elements())?;
+        let on_device = table.on_device()?;
+        match tensor.content {
+            Content::Stored(bytes) => {
+                let piece_bytes = self.piece_bytes(2);
+                for (index, piece) in bytes.chunks(piece_bytes).enumerate() {
+                    table.fill_le(index * piece_bytes / 2, piece);
+                    self.done(piece.len());
+                }
+            }
+            Content::Synthetic(spread) => {
+                self.kernels.synthetic(self.stream, tensor.name, spread, on_device)?;
+                self.done(tensor.byte_count());
+            }
+        }
+        Ok(Table::Host(table, on_device))
     }
 
     /// Matrices that share their depth, stacked by rows (each a multiple of 16 but the last), in fragment order.
