@@ -18,12 +18,9 @@
 // Test: csrc/tests/step_test.cpp (step_begin)
 #include "../gemma4_kernels.h"
 #include "../common/cta.h"
+#include "../common/folds.h"
 
 namespace {
-
-struct Items {
-  int sliding, global;
-};
 
 // Page of a position in a ring of `pages` entries; a global table never wraps, so an entry past it is no page.
 G4_FN int page_of(const int32_t* table, int slot, int pages, int page_tokens, int position, bool ring) {
@@ -47,46 +44,12 @@ G4_FN int segments(int position, int window, int segment) {
   return position / segment - first / segment + 1;
 }
 
-#if !G4_GPU
-void scan_join(void* const* args, uint32_t count) {
-  Items sum = {0, 0};
-  for (uint32_t i = 0; i < count; i++) {
-    Items* at = static_cast<Items*>(args[i]);
-    const Items own = *at;
-    *at = sum;
-    sum.sliding += own.sliding;
-    sum.global += own.global;
-  }
-}
-#endif
-
-// Exclusive prefix sums over the threads of the block; totals: shared memory, one Items a warp.
-G4_FN Items scan_exclusive(g4::Cta cta, Items own, Items* totals) {
-#if G4_GPU
-  Items sum = own;  // inclusive within the warp
-  G4_UNROLL
-  for (int step = 1; step < G4_WARP; step *= 2) {
-    const int s = __shfl_up_sync(0xffffffffu, sum.sliding, step), g = __shfl_up_sync(0xffffffffu, sum.global, step);
-    if (cta.lane() >= step) sum.sliding += s, sum.global += g;
-  }
-  if (cta.lane() == G4_WARP - 1) totals[cta.warp()] = sum;
-  G4_SYNC(cta);
-  Items before = {sum.sliding - own.sliding, sum.global - own.global};
-  for (int w = 0; w < cta.warp(); w++) before.sliding += totals[w].sliding, before.global += totals[w].global;
-  return before;
-#else
-  (void)totals;
-  G4_JOIN(cta, G4_SCOPE_BLOCK, &own, scan_join);
-  return own;
-#endif
-}
-
 }  // namespace
 
 G4_KERNEL(g4_step_begin, G4StepBeginParams, 128) {
-  G4_SHARED(Items, totals);
+  G4_SHARED(g4::IntPair, scratch);
   const int row = cta.tid();
-  Items own = {0, 0};
+  g4::IntPair own = {0, 0};  // items of the sliding and of the global family
   if (row < p.rows) {
     const int slot = p.row_slot[row], status = row_status(p, slot);
     const bool good = status == 0;
@@ -97,11 +60,11 @@ G4_KERNEL(g4_step_begin, G4StepBeginParams, 128) {
     p.status[row] = status;
     if (good) own = {segments(position, p.window, p.segment_sliding), segments(position, 0, p.segment_global)};
   }
-  const Items before = scan_exclusive(cta, own, totals);
+  const g4::IntPair before = g4::block_scan_before(cta, own, scratch);
   if (row >= p.rows) return;
-  p.sliding_item_begin[row] = before.sliding;
-  p.global_item_begin[row] = before.global;
+  p.sliding_item_begin[row] = before.first;
+  p.global_item_begin[row] = before.second;
   if (row != p.rows - 1) return;
-  p.sliding_item_begin[p.rows] = before.sliding + own.sliding;
-  p.global_item_begin[p.rows] = before.global + own.global;
+  p.sliding_item_begin[p.rows] = before.first + own.first;
+  p.global_item_begin[p.rows] = before.second + own.second;
 }
