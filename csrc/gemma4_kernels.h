@@ -33,6 +33,10 @@ enum {
   G4_SAMPLE_THREADS = 512,      // threads of g4_sample_rows, one block a row
   G4_SAMPLE_CANDIDATES = 4096,  // candidates that block keeps in shared memory; more are read again from the row
   G4_SAMPLE_SHARED_BYTES = 45568,  // dynamic shared memory of that block
+  G4_EXPERTS_MAX = 256,         // experts of a layer: eight a lane of the router's warp, one a thread that groups
+  G4_EXPERTS_TOP_MAX = 16,      // experts a token goes to
+  G4_EXPERT_TILE_TOKENS = 8,    // tokens of one expert a block of the products keeps: where experts have few,
+  G4_EXPERT_TILE_TOKENS_MANY = 64,  // and where they have many
   G4_LOGPROBS_MAX = 20,         // most likely tokens a row can report
   G4_BIAS_MAX = 2048,           // entries of a slot's sparse overlay: logit_bias, and bad words of one token
   G4_BAD_WORDS_MAX = 128,       // bad words of more than one token
@@ -231,8 +235,86 @@ typedef struct G4PerLayerInputParams {
   float eps;
 } G4PerLayerInputParams;
 
+// g4_expert_input: what a mixture of experts reads of the residual, from one mean square.
+// router_x = bf16(bf16(RN(x) * router_scale) * root), RN without a weight; expert_x = RN(x; expert_weight).
+typedef struct G4ExpertInputParams {
+  const uint16_t* x;              // [rows][width]
+  const uint16_t* router_scale;   // [width]
+  const uint16_t* expert_weight;  // [width]
+  uint16_t* router_x;             // [rows][width]
+  uint16_t* expert_x;             // [rows][width]
+  int32_t rows;
+  int32_t width;
+  float root;                     // width^-0.5
+  float eps;
+} G4ExpertInputParams;
+
+// g4_expert_route: the `top` experts of each row with the largest logits, largest first, ties to the lower id; weight =
+// softmax over all experts, renormalised over the chosen, times the expert's scale. Pair row * top + rank is a row at
+// one of its experts. Padding rows (slot -1) go nowhere: expert -1, weight 0.
+typedef struct G4ExpertRouteParams {
+  const float* logits;    // [rows][experts]
+  const int32_t* slot;    // [rows], -1 for padding
+  const uint16_t* scale;  // [experts] bf16
+  int32_t* expert;        // [rows][top]
+  float* weight;          // [rows][top]
+  int32_t rows;
+  int32_t experts;        // at most G4_EXPERTS_MAX
+  int32_t top;            // at most G4_EXPERTS_TOP_MAX and experts
+} G4ExpertRouteParams;
+
+// Pairs that one block of a product takes: those of list[first] to list[first + count - 1], all of one expert.
+typedef struct G4ExpertTile {
+  int32_t expert;
+  int32_t first;
+  int32_t count;
+} G4ExpertTile;
+
+// g4_expert_group: pairs by expert, cut into tiles of at most tile_tokens. Pairs without an expert are in no tile.
+typedef struct G4ExpertGroupParams {
+  const int32_t* expert;  // [pairs], -1: none
+  int32_t* list;          // [pairs] pairs, expert after expert
+  G4ExpertTile* tile;     // [the most that can be: pairs, or experts + (pairs - experts) / tile_tokens where less]
+  int32_t* tile_count;    // [1]
+  int32_t pairs;
+  int32_t experts;        // at most G4_EXPERTS_MAX
+  int32_t tile_tokens;
+} G4ExpertGroupParams;
+
+// g4_expert_gemm_t1 (tiles of 8 tokens) and g4_expert_gemm_t8 (64): out[pair] = bf16(x[pair / pairs_a_row] W^T), W the
+// matrix of the tile's expert.
+typedef struct G4ExpertGemmParams {
+  const uint16_t* weight;    // [experts] packed [ceil(n/16)][ceil(k/16)][32][8]
+  const uint16_t* x;         // [rows] or [pairs], [k], rows x_stride elements apart; as in G4GemmParams
+  uint16_t* out;             // [pairs][n], rows out_stride elements apart
+  const G4ExpertTile* tile;  // [*tile_count]
+  const int32_t* tile_count;
+  const int32_t* list;       // [pairs]
+  int32_t n;
+  int32_t k;
+  int32_t x_stride;
+  int32_t out_stride;
+  int32_t slabs;             // S(K)
+  int32_t pairs_a_row;       // of x: the experts of a token, or 1 where x has a row a pair
+} G4ExpertGemmParams;
+
+// g4_expert_combine: y = bf16(RN(y; dense_weight) + RN(sum; expert_weight)), sum = bf16 of the fma chain over a row's
+// pairs of weight * down, from +0, in rank order. A pair without an expert is left out.
+typedef struct G4ExpertCombineParams {
+  uint16_t* y;                    // [rows][width], in place: the dense branch before its norm
+  const uint16_t* down;           // [rows * top][width]
+  const int32_t* expert;          // [rows][top]
+  const float* weight;            // [rows][top]
+  const uint16_t* dense_weight;   // [width]
+  const uint16_t* expert_weight;  // [width]
+  int32_t rows;
+  int32_t width;
+  int32_t top;
+  float eps;
+} G4ExpertCombineParams;
+
 // g4_gemm_t{1,2,4,8,16} (1 to 8, 16, 32, 64, 128 tokens) and g4_gemm_tiled (any): out = bf16(x W^T).
-// g4_logits_t{1,2,4,8,16}: out = softcap * tanh((x W^T) / softcap), f32; softcap 0 means none.
+// g4_logits_t{1,2,4,8,16} and g4_logits_tiled: out = softcap * tanh((x W^T) / softcap), f32; softcap 0 means none.
 typedef struct G4GemmParams {
   const uint16_t* weight;  // packed [ceil(n/16)][ceil(k/16)][32][8]
   const uint16_t* x;       // [tokens][k], rows x_stride elements apart; 16-byte aligned, x_stride a multiple of 8
@@ -406,6 +488,12 @@ typedef struct G4SampleParams {
   X(g4_add_norm, G4AddNormParams, G4_ROW_THREADS)              \
   X(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS)            \
   X(g4_per_layer_input, G4PerLayerInputParams, G4_ROW_THREADS) \
+  X(g4_expert_input, G4ExpertInputParams, G4_ROW_THREADS)      \
+  X(g4_expert_route, G4ExpertRouteParams, 256)                 \
+  X(g4_expert_group, G4ExpertGroupParams, G4_EXPERTS_MAX)      \
+  X(g4_expert_gemm_t1, G4ExpertGemmParams, G4_GEMM_THREADS)    \
+  X(g4_expert_gemm_t8, G4ExpertGemmParams, G4_GEMM_THREADS)    \
+  X(g4_expert_combine, G4ExpertCombineParams, G4_ROW_THREADS)  \
   X(g4_gemm_t1, G4GemmParams, G4_GEMM_THREADS)                 \
   X(g4_gemm_t2, G4GemmParams, G4_GEMM_THREADS)                 \
   X(g4_gemm_t4, G4GemmParams, G4_GEMM_THREADS)                 \
@@ -416,6 +504,7 @@ typedef struct G4SampleParams {
   X(g4_logits_t4, G4GemmParams, G4_GEMM_THREADS)               \
   X(g4_logits_t8, G4GemmParams, G4_GEMM_THREADS)               \
   X(g4_logits_t16, G4GemmParams, G4_GEMM_THREADS)              \
+  X(g4_logits_tiled, G4GemmParams, G4_GEMM_THREADS)            \
   X(g4_gemm_tiled, G4GemmParams, G4_GEMM_THREADS)              \
   X(g4_qkv_prep, G4QkvPrepParams, G4_ROW_THREADS)              \
   X(g4_kv_copy, G4KvCopyParams, 256)                           \
@@ -460,6 +549,12 @@ G4_LAYOUT(G4RmsNormParams, 40, eps, 32);
 G4_LAYOUT(G4AddNormParams, 64, eps, 56);
 G4_LAYOUT(G4GeluGateParams, 40, up_stride, 36);
 G4_LAYOUT(G4PerLayerInputParams, 56, eps, 52);
+G4_LAYOUT(G4ExpertInputParams, 56, eps, 52);
+G4_LAYOUT(G4ExpertRouteParams, 56, top, 48);
+G4_LAYOUT(G4ExpertTile, 12, count, 8);
+G4_LAYOUT(G4ExpertGroupParams, 48, tile_tokens, 40);
+G4_LAYOUT(G4ExpertGemmParams, 72, pairs_a_row, 68);
+G4_LAYOUT(G4ExpertCombineParams, 64, eps, 60);
 G4_LAYOUT(G4GemmParams, 56, softcap, 48);
 G4_LAYOUT(G4QkvPrepParams, 136, eps, 128);
 G4_LAYOUT(G4KvCopyParams, 112, end, 104);

@@ -21,7 +21,7 @@ use serve::{Random, Serve};
 fn main() {
     let mut gate = Gate::start("graphs");
     let device = Gate::device();
-    for name in ["dense", "ple"] {
+    for name in ["dense", "ple", "moe"] {
         let checkpoint = Checkpoint::open(&Gate::reference(name)).expect("a reference checkpoint opens");
         the_plan_is_what_is_allocated(&mut gate, name, &checkpoint, device);
     }

@@ -36,7 +36,7 @@ fn main() {
     gate.finish();
 }
 
-const CHECKPOINTS: [&str; 3] = ["dense", "unified", "ple"];
+const CHECKPOINTS: [&str; 4] = ["dense", "unified", "ple", "moe"];
 
 /// Tokens enough to cross pages (16), the window (16), small segments (32) and the default sliding one (128).
 fn ids(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
@@ -74,22 +74,29 @@ fn paths_agree(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: Dev
     }
 }
 
-/// The comparison can fail: a window one token too wide in the prompt kernel alone makes prefill differ from decode.
+/// The comparison can fail: a window one token too wide in the prompt kernel alone, and a router that sees the logits
+/// of the launch's first row, make prefill differ from decode.
 fn a_mistake_of_one_path_is_seen(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
-    let planted = PLANTED_KERNELS.iter().find(|(name, _)| *name == "window_plus_one");
-    let (Some((_, image)), DeviceKind::Soft) = (planted, device) else {
-        println!("note: on a GPU, or built without the feature planted-mistakes, so no mistake was planted");
-        return;
-    };
-    let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
-    let ids = ids(checkpoint.config.vocab, 40, 7);
-    let run = |path| {
-        let options =
-            ScoreOptions { path, graphs: false, hidden: false, segment: None, per_layer_table: TablePlace::Device };
-        score(checkpoint, device, image, &ids, options).expect("a score")
-    };
-    let different = differences(&run(ScorePath::Prefill), &run(ScorePath::Decode));
-    gate.fact(different.is_some(), &format!("{name}: goes red when the prompt kernel's window is one token too wide"));
+    let mistakes = [
+        ("window_plus_one", "the prompt kernel's window is one token too wide", true),
+        ("router_of_row_zero", "a token's experts are those of its neighbour", checkpoint.config.experts.is_some()),
+    ];
+    for (mistake, text, _) in mistakes.into_iter().filter(|(_, _, concerns)| *concerns) {
+        let planted = PLANTED_KERNELS.iter().find(|(name, _)| *name == mistake);
+        let (Some((_, image)), DeviceKind::Soft) = (planted, device) else {
+            println!("note: on a GPU, or built without the feature planted-mistakes, so no mistake was planted");
+            return;
+        };
+        let image = KernelImage::Soft(SoftImage::load(image).expect("a planted image loads"));
+        let ids = ids(checkpoint.config.vocab, 40, 7);
+        let run = |path| {
+            let options =
+                ScoreOptions { path, graphs: false, hidden: false, segment: None, per_layer_table: TablePlace::Device };
+            score(checkpoint, device, image, &ids, options).expect("a score")
+        };
+        let different = differences(&run(ScorePath::Prefill), &run(ScorePath::Decode));
+        gate.fact(different.is_some(), &format!("{name}: goes red when {text}"));
+    }
 }
 
 /// The first place where two scores differ in a bit.

@@ -3,9 +3,9 @@
 
 usage: kernel_bytes.py [--check | --write]     prints the tables; compares them with csrc/README.md, or puts them there
 
-Computed from the published shapes and from what each kernel's header says it reads and writes; what is not served yet
-is not listed. 4.3 TB/s is what a copy reaches on an H200 (bench/results). Weights are read once a step whatever the
-rows.
+Computed from the published shapes and from what each kernel's header says it reads and writes. 4.3 TB/s is what a copy
+reaches on an H200 (bench/results). Weights are read once a step whatever the rows, but those of experts: of them as
+many as rows that choose evenly and each for itself go to.
 """
 
 import sys
@@ -32,10 +32,14 @@ class Model:
     kv_global: int
     intermediate: int
     window: int
+    experts: int = 0
+    top: int = 0  # experts of a token
+    expert_width: int = 0
 
 
 MODELS = [
     Model("12B", 3840, 48, 6, 16, 8, 1, 15360, 1024),
+    Model("26B-A4B", 2816, 30, 6, 16, 8, 2, 2112, 1024, 128, 8, 704),
     Model("31B", 5376, 60, 6, 32, 16, 4, 21504, 1024),
 ]
 
@@ -45,13 +49,19 @@ def product(rows, n, k):
     return 2 * n * k + rows * (2 * k + 2 * n)
 
 
+def experts(read, pairs, n, k):
+    """The same, each of the experts that are read once."""
+    return read * 2 * n * k + pairs * (2 * k + 2 * n)
+
+
 def step(m, rows):
     """Kernel -> bytes of one decode step of `rows` sequences at CONTEXT tokens each."""
     h = m.hidden
     moved = dict.fromkeys(
         ["embed", "rmsnorm", "gemm: q k v", "gemm: o", "gemm: gate up", "gemm: down", "qkv_prep",
-         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "logits", "sample_groups",
-         "sample_rows"], 0)  # fmt: skip
+         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "expert_input", "logits: router",
+         "expert_route", "expert_group", "expert_gemm: gate up", "expert_gemm: down", "expert_combine", "logits",
+         "sample_groups", "sample_rows"], 0)  # fmt: skip
     # A gathered row of the packed table comes with three others of its fragments.
     moved["embed"] = rows * (8 * h + 2 * h)
     moved["rmsnorm"] = rows * 4 * h
@@ -69,6 +79,17 @@ def step(m, rows):
         moved["gelu_gate"] += rows * 6 * m.intermediate
         moved["gemm: down"] += product(rows, h, m.intermediate)
         moved["add_norm"] += 2 * rows * 8 * h
+        if m.experts:
+            pairs = rows * m.top
+            read = m.experts * (1 - (1 - m.top / m.experts) ** rows)
+            moved["expert_input"] += rows * 6 * h
+            moved["logits: router"] += 2 * m.experts * h + rows * (2 * h + 4 * m.experts)
+            moved["expert_route"] += rows * 4 * m.experts + pairs * 8
+            moved["expert_group"] += pairs * 12 + read * 12
+            moved["expert_gemm: gate up"] += experts(read, pairs, 2 * m.expert_width, h)
+            moved["gelu_gate"] += pairs * 6 * m.expert_width
+            moved["expert_gemm: down"] += experts(read, pairs, h, m.expert_width)
+            moved["expert_combine"] += rows * 2 * h * (m.top + 2)
     moved["logits"] = 2 * VOCAB * h + rows * (2 * h + 4 * VOCAB)
     moved["sample_groups"] = rows * 4 * VOCAB
     # Greedy: the groups' maxima, and the one group of the greatest.
@@ -94,6 +115,8 @@ def text():
 
 
 def cell(moved):
+    if not moved:
+        return "-"
     us = moved / BYTES_PER_SECOND * 1e6
     scale, unit = next((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if moved >= s)
     size = f"{moved / scale:.{1 if unit == 'kB' else 2}f} {unit}"

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "target" / "kernel-report"
 # Kernels whose time is the reading of packed weights: a 16-byte load is a lane's whole A fragment.
-STREAMS_WEIGHTS = re.compile(r"g4_(gemm|logits)_")
+STREAMS_WEIGHTS = re.compile(r"g4_(expert_)?(gemm|logits)_")
 WIDE_LOAD = re.compile(r"\b(LDG|LDGSTS)\.[A-Z0-9.]*\b128\b")
 PRODUCT = re.compile(r"\b(HMMA|HGMMA|UTCHMMA)\b")
 # Of a multiprocessor (CUDA C++ Programming Guide, compute capabilities): threads; registers are 65,536 on each.

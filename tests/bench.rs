@@ -150,7 +150,7 @@ fn what_cannot_be_measured_is_refused_by_its_flag() {
         (&["--rows", "0"][..], &["--rows", "1 to 128"][..]),
         (&["--contexts", "4096"], &["--contexts 4096", "4096 positions"]),
         (&["--measure", "speed"], &["--measure", "decode"]),
-        (&["--synthetic", "26b-a4b"], &["--synthetic 26b-a4b", "enable_moe_block"]),
+        (&["--synthetic", "e2b", "--synthetic-layers", "9"], &["--synthetic e2b", "num_kv_shared_layers is 20"]),
         (&["--synthetic", "12b", "--synthetic-layers", "49"], &["--synthetic-layers 49", "12b has 1 to 48"]),
         (&["--synthetic", "7b"], &["--synthetic", "26b-a4b"]),
         (&["--synthetic-layers", "2"], &["--synthetic"]),

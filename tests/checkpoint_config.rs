@@ -1,6 +1,6 @@
 //! Reading config.json: both spellings, what is refused and by which name, and no panic on anything.
 
-use gemma4_serve::model::config::{LayerConfig, LayerKind, ModelConfig, ModelType, RopeConfig};
+use gemma4_serve::model::config::{ExpertsConfig, LayerConfig, LayerKind, ModelConfig, ModelType, RopeConfig};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn dense_with(path: &str, value: Value) -> Value {
 
 #[test]
 fn both_spellings_give_the_same_model() {
-    for model in ["dense", "unified", "ple"] {
+    for model in ["dense", "unified", "ple", "moe"] {
         let [published, resaved] = ["config.json", "config.hf-5.24-style.json"].map(|name| {
             let generation = file(&format!("{model}/generation_config.json"));
             let tokenizer = file(&format!("{model}/tokenizer_config.json"));
@@ -71,7 +71,7 @@ fn the_dense_reference_resolves_to_its_known_numbers() {
     };
     let (sliding, global) = (of(LayerKind::Sliding, 256, 2, false), of(LayerKind::Global, 512, 1, true));
     assert_eq!(config.layers, [sliding, sliding, sliding, sliding, sliding, global]);
-    assert_eq!(config.per_layer_width, None);
+    assert_eq!((config.per_layer_width, config.experts), (None, None));
     assert_eq!((config.eos_ids.as_slice(), config.bos_id, config.pad_id), (&[1, 106][..], 2, 0));
     assert_eq!(config.add_bos_token, Some(false));
     let ids: Vec<u32> = config.modality_ids.iter().map(|m| m.id).collect();
@@ -100,8 +100,75 @@ fn the_ple_reference_resolves_to_its_known_numbers() {
 }
 
 #[test]
+fn the_moe_reference_resolves_to_its_known_numbers() {
+    let config = ModelConfig::parse(&file("moe/config.json"), None, None).unwrap();
+    assert_eq!((config.hidden, config.heads, config.vocab, config.window), (64, 2, 512, 16));
+    assert_eq!(config.experts, Some(ExpertsConfig { count: 16, top: 4, intermediate: 32 }));
+    let (s, g) = (LayerKind::Sliding, LayerKind::Global);
+    let of = |kind| LayerConfig {
+        kind,
+        head_dim: if kind == s { 256 } else { 512 },
+        kv_heads: if kind == s { 2 } else { 1 },
+        k_eq_v: kind == g,
+        intermediate: 64,
+        kv_donor: None,
+    };
+    assert_eq!(config.layers, [s, s, g, s, g].map(of));
+}
+
+fn moe_with(changes: &[(&str, Value)]) -> Result<ModelConfig, String> {
+    let mut config: Value = serde_json::from_slice(&file("moe/config.json")).unwrap();
+    for (field, value) in changes {
+        config["text_config"][field] = value.clone();
+    }
+    parse(&config)
+}
+
+#[test]
+fn experts_are_read_in_their_early_spelling_and_left_where_the_block_is_off() {
+    let early = moe_with(&[("moe_intermediate_size", Value::Null), ("expert_intermediate_size", json!(40))]).unwrap();
+    assert_eq!(early.experts.map(|of| of.intermediate), Some(40));
+    // The later name counts where both are there.
+    let both = moe_with(&[("expert_intermediate_size", json!(40))]).unwrap();
+    assert_eq!(both.experts.map(|of| of.intermediate), Some(32));
+    for off in [json!(false), Value::Null] {
+        let nothing = [("num_experts", json!(-1)), ("top_k_experts", Value::Null), ("moe_intermediate_size", json!(0))];
+        let changes = [&[("enable_moe_block", off)], &nothing[..]].concat();
+        assert_eq!(moe_with(&changes).unwrap().experts, None);
+    }
+    assert_eq!(
+        moe_with(&[("num_experts", json!(256)), ("top_k_experts", json!(16))]).unwrap().experts.unwrap().top,
+        16
+    );
+}
+
+#[test]
+fn experts_that_cannot_be_served_are_refused_by_field_and_number() {
+    let cases = [
+        ("num_experts", Value::Null, "text_config.num_experts is missing"),
+        ("num_experts", json!(257), "num_experts is 257, expected 1 to 256"),
+        ("num_experts", json!(0), "num_experts is 0, expected 1 to 256"),
+        ("num_experts", json!(3), "top_k_experts is 4: num_experts is 3"),
+        ("top_k_experts", Value::Null, "top_k_experts is missing"),
+        ("top_k_experts", json!(17), "top_k_experts is 17, expected 1 to 16"),
+        ("top_k_experts", json!(0), "top_k_experts is 0, expected 1 to 16"),
+        ("moe_intermediate_size", Value::Null, "moe_intermediate_size is missing"),
+        ("moe_intermediate_size", json!(36), "moe_intermediate_size is 36: the kernels"),
+        ("moe_intermediate_size", json!("32"), "moe_intermediate_size is \"32\", expected an integer"),
+        ("expert_intermediate_size", json!(4), ""),
+        ("enable_moe_block", json!("yes"), "enable_moe_block is \"yes\", expected true or false"),
+    ];
+    for (field, value, expected) in cases {
+        match moe_with(&[(field, value.clone())]) {
+            Ok(_) => assert!(expected.is_empty(), "{field} = {value} is accepted"),
+            Err(error) => assert!(!expected.is_empty() && error.contains(expected), "{field} = {value}: {error}"),
+        }
+    }
+}
+
+#[test]
 fn a_text_only_export_gives_the_same_layers() {
-    for model in ["dense", "unified", "ple"] {
+    for model in ["dense", "unified", "ple", "moe"] {
         for name in ["config.json", "config.hf-5.24-style.json"] {
             let outer: Value = serde_json::from_slice(&file(&format!("{model}/{name}"))).unwrap();
             let (nested, text) = (parse(&outer).unwrap(), parse(&outer["text_config"]).unwrap());
@@ -227,7 +294,7 @@ fn what_cannot_be_served_is_refused_by_its_field_and_value() {
         ("text_config", Value::Null, "text_config is missing"),
         ("text_config", json!([]), "text_config is a list of 0, expected an object"),
         ("text_config.model_type", json!("gemma3_text"), "text_config.model_type is gemma3_text"),
-        ("text_config.enable_moe_block", json!(true), "text_config.enable_moe_block is true: mixture"),
+        ("text_config.enable_moe_block", json!(true), "text_config.num_experts is missing"),
         ("text_config.hidden_size_per_layer_input", json!(36), "hidden_size_per_layer_input is 36: the kernels"),
         ("text_config.hidden_size_per_layer_input", json!(520), "hidden_size_per_layer_input is 520, expected 0 to"),
         ("text_config.num_kv_shared_layers", json!(1), "num_kv_shared_layers is 1: no layer before 5 is of the kind"),
@@ -357,7 +424,7 @@ proptest! {
 
     #[test]
     fn no_config_panics_and_an_accepted_one_is_consistent(
-        model in prop_oneof![Just("dense"), Just("unified"), Just("ple")],
+        model in prop_oneof![Just("dense"), Just("unified"), Just("ple"), Just("moe")],
         resaved in any::<bool>(),
         picks in prop::collection::vec((0usize..70, prop::option::weighted(0.8, any_json())), 1..4),
         generation in any_json(),
@@ -371,6 +438,10 @@ proptest! {
         if let Ok(config) = parse_with(&config, Some(&generation)) {
             prop_assert!(config.hidden % 8 == 0 && config.hidden > 0);
             prop_assert_eq!(config.layers.last().unwrap().kind, LayerKind::Global);
+            if let Some(experts) = config.experts {
+                prop_assert!((1..=16).contains(&experts.top) && (experts.top..=256).contains(&experts.count));
+                prop_assert!(experts.intermediate > 0 && experts.intermediate % 8 == 0);
+            }
             for layer in &config.layers {
                 let head_dim = if layer.kind == LayerKind::Sliding { 256 } else { 512 };
                 prop_assert_eq!(layer.head_dim, head_dim);

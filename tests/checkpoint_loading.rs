@@ -102,7 +102,7 @@ fn views(checkpoint: &Checkpoint) -> Vec<TensorView<'_>> {
 
 #[test]
 fn every_tensor_of_the_references_is_served_as_the_file_holds_it() {
-    for (model, count, unused) in [("dense", 85, 0), ("unified", 57, 0), ("ple", 132, 9)] {
+    for (model, count, unused) in [("dense", 85, 0), ("unified", 57, 0), ("ple", 132, 9), ("moe", 110, 0)] {
         let file = std::fs::read(reference(model).join("model.safetensors")).unwrap();
         let infos = read_header(&file).unwrap();
         let checkpoint = Checkpoint::open(&reference(model)).unwrap();
@@ -286,6 +286,57 @@ fn per_layer_embeddings_are_held_to_the_config() {
         tensors.push(Tensor { name: "model.language_model.embed_tokens_per_layer.weight".into(), ..like });
     });
     refusal(extra, &["embed_tokens_per_layer.weight", "is unknown"]);
+}
+
+#[test]
+fn experts_are_held_to_the_config() {
+    for (tensor, shape) in [
+        ("layers.0.router.proj.weight", "[16, 64]"),
+        ("layers.1.router.scale", "[64]"),
+        ("layers.2.router.per_expert_scale", "[16]"),
+        ("layers.3.experts.gate_up_proj", "[16, 64, 64]"),
+        ("layers.4.experts.down_proj", "[16, 64, 32]"),
+        ("layers.0.post_feedforward_layernorm_1.weight", "[64]"),
+        ("layers.1.pre_feedforward_layernorm_2.weight", "[64]"),
+        ("layers.2.post_feedforward_layernorm_2.weight", "[64]"),
+    ] {
+        let missing = open_changed_of("moe", |tensors| tensors.retain(|t| !t.name.ends_with(tensor)));
+        refusal(missing, &[tensor, shape, "is missing"]);
+        let flat = open_changed_of("moe", |tensors| {
+            let of = find(tensors, tensor);
+            of.shape = match of.shape[..] {
+                [count, rows, depth] => vec![count * rows, depth],
+                [rows, depth] => vec![depth, rows],
+                _ => vec![of.shape[0], 1],
+            };
+        });
+        refusal(flat, &[tensor, "has shape", &format!("config.json says {shape}")]);
+    }
+    // A model without them has no such tensor, and experts one by one are another form.
+    let extra = open_changed(|tensors| {
+        let like = find(tensors, "layers.0.mlp.gate_proj.weight").clone();
+        tensors.push(Tensor { name: "model.language_model.layers.0.router.proj.weight".into(), ..like });
+    });
+    refusal(extra, &["layers.0.router.proj.weight", "is unknown"]);
+    let unfused = open_changed_of("moe", |tensors| {
+        let down = find(tensors, "layers.4.experts.down_proj");
+        down.name = "model.language_model.layers.4.experts.0.down_proj.weight".into();
+    });
+    refusal(unfused, &["layers.4.experts.down_proj [16, 64, 32] is missing"]);
+}
+
+/// Caught on `down_proj` alone: `gate_up_proj` is square here, as it is where a model is twice as wide as one expert.
+#[test]
+fn transposed_experts_are_refused_by_their_shape() {
+    let transposed = |tensor: &str, turn: &[usize]| {
+        open_changed_of("moe", |tensors| find(tensors, tensor).shape = turn.to_vec()).map(|_| ())
+    };
+    let error = transposed("layers.4.experts.down_proj", &[16, 32, 64]).unwrap_err();
+    let words = "layers.4.experts.down_proj has shape [16, 32, 64], config.json says [16, 64, 32]";
+    assert!(error.contains(words), "{error}");
+    transposed("layers.4.experts.gate_up_proj", &[16, 64, 64]).unwrap();
+    let short = transposed("layers.4.experts.down_proj", &[15, 64, 32]).unwrap_err();
+    assert!(short.contains("down_proj"), "{short}");
 }
 
 /// The MLP is twice as wide in shared layers only.

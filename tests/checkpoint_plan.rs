@@ -1,7 +1,7 @@
 //! The memory plan: its arithmetic against numbers worked out by hand, and what it promises about fitting.
 
 use gemma4_serve::model::config::{LayerKind, ModelConfig};
-use gemma4_serve::model::plan::{Line, MemoryPlan, PlanError, PlanOptions, TablePlace};
+use gemma4_serve::model::plan::{Line, MemoryPlan, PlanError, PlanOptions, TablePlace, weight_bytes_a_step};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -120,6 +120,40 @@ fn every_line_of_the_tiny_model_with_per_layer_embeddings_is_what_a_hand_compute
     assert_eq!(host.lines.len(), plan.lines.len() - 1);
 }
 
+/// Five layers with 16 experts 32 wide, of which a token goes to 4.
+#[test]
+fn every_line_of_the_tiny_model_with_experts_is_what_a_hand_computes() {
+    let options = PlanOptions {
+        max_running: 5,
+        max_context: Some(1000),
+        kv_pages: Some(100),
+        prefill_chunk: 64,
+        ..PlanOptions::default()
+    };
+    let config = reference("moe");
+    let plan = MemoryPlan::resolve(&config, &options, false, GIB).unwrap();
+    // q and o 512x64 or 1024x64; k and v 512x64, K = V in global layers; MLP 64x64; router 16x64.
+    let sliding = 2 * 512 * 64 + 2 * 512 * 64 + 3 * 64 * 64 + 16 * 64;
+    let global = 2 * 1024 * 64 + 512 * 64 + 3 * 64 * 64 + 16 * 64;
+    let dense = 2 * (3 * sliding + 2 * global);
+    assert_eq!(bytes(&plan, "weights of the layers"), dense);
+    // gate | up 64x64 and down 64x32 of each.
+    let expert = (64 * 64 + 64 * 32) * 2;
+    assert_eq!(bytes(&plan, "weights of experts"), 5 * 16 * expert);
+    // Seven norms of 64, the router's scale, a scale an expert and a scalar a layer; q_norm and k_norm; the last norm.
+    let norms = 2 * (5 * (8 * 64 + 16 + 1) + 3 * 2 * 256 + 2 * 2 * 512 + 64);
+    assert_eq!(bytes(&plan, "norms and scalars"), norms);
+    assert_eq!(bytes(&plan, "activations"), 64 * ((3 * 64 + 1536 + 2 * 1024 + 3 * 64) * 2 + 16));
+    // x, 16 logits; for each of 4 experts gate | up, their product, the output, and 24 bytes of ids; a count.
+    let pairs = 4 * ((2 * 32 + 32 + 64) * 2 + 24);
+    assert_eq!(bytes(&plan, "activations of experts"), 64 * (64 * 2 + 16 * 4 + pairs) + 4);
+    // A row reads the experts it goes to.
+    assert_eq!(weight_bytes_a_step(&config), dense + 5 * 4 * expert + norms + 512 * 64 * 2);
+    let page = plan.to_string();
+    assert!(page.contains("5 layers x 16 experts x 12288 B, packed; a token reads 4 a layer"), "{page}");
+    assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
+}
+
 /// Weights read per token and KV bytes per token as the specification has them.
 #[test]
 fn the_published_models_have_their_published_sizes() {
@@ -205,7 +239,9 @@ proptest! {
 
     #[test]
     fn a_plan_fits_and_a_default_is_the_largest_that_does(
-        config in prop_oneof![Just(tiny()), Just(reference("ple")), Just(of_12b()), Just(of_31b())],
+        config in prop_oneof![
+            Just(tiny()), Just(reference("ple")), Just(reference("moe")), Just(of_12b()), Just(of_31b())
+        ],
         max_running in 1usize..=128,
         max_context in prop::option::of(1usize..=1024),
         kv_pages in prop::option::of(1usize..=100_000),

@@ -160,7 +160,7 @@ fn configs_of_other_models_are_refused_by_field() {
     type Change = fn(&mut Value);
     let changes: [(Change, &[&str]); 6] = [
         (|c| c["model_type"] = json!("llama"), &["config.json: model_type is llama", "gemma4_unified"]),
-        (|c| c["text_config"]["enable_moe_block"] = json!(true), &["enable_moe_block"]),
+        (|c| c["text_config"]["enable_moe_block"] = json!(true), &["num_experts", "missing"]),
         (
             |c| c["text_config"]["hidden_size_per_layer_input"] = json!(16),
             &["embed_tokens_per_layer.weight", "missing"],

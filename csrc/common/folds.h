@@ -1,6 +1,6 @@
 // Folds over the threads of a warp or a block, for whole warps: maxima, integer sums, and float sums over a fixed tree.
 //
-// Test: tests/sampler, csrc/tests/step_test.cpp (step_begin)
+// Test: tests/sampler, csrc/tests/step_test.cpp (step_begin), csrc/tests/expert_test.cpp
 #ifndef G4_FOLDS_H
 #define G4_FOLDS_H
 

@@ -1,8 +1,8 @@
 // g4_gelu_gate: out = bf16(bf16(gelu_tanh(gate)) * up).
 //
-// gate, up, out [rows][width] bf16, rows of gate and up a stride apart; bases 16-byte aligned. The MLP's gate and up
-// are two halves of one row (stride 2 * width); the gate of a per-layer embedding meets its layer's slice of a row of
-// layers * width.
+// gate, up, out [rows][width] bf16, rows of gate and up a stride apart; bases 16-byte aligned. An MLP's gate and up are
+// two halves of one row (stride 2 * width), an expert's too; the gate of a per-layer embedding meets its layer's slice
+// of a row of layers * width.
 // Reads rows * width * 4 bytes, writes rows * width * 2.
 // Grid: x = ceil(width / 2048), y = rows; 256 threads; no shared memory.
 //

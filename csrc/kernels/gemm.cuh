@@ -1,4 +1,5 @@
-// Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu): geometry, output policies, two GPU bodies.
+// Words shared by the matrix products (gemm.cu, logits.cu, gemm_tiled.cu, expert_gemm.cu): geometry, policies for rows
+// and outputs, two GPU bodies.
 //
 //   out[t][r] = round(sum over slabs s ascending of chain_s), chain_s = one ascending chain of m16n8k16 products over
 //   the steps [s * L, (s + 1) * L) from +0, L = ceil(k/16) / S(k). The total starts as chain_0, not as zero plus it.
@@ -32,8 +33,9 @@
 //     shared bytes = stage * (10, 8, 6, 5, 4 or 3: the most that fit the budget); the kernel reads the count off the
 //                    bytes it was given. Budget: 96 KiB anywhere; where a block may have 227 KiB, 112 KiB at RB = 8 and
 //                    T < 16 (two blocks an SM), else 200 KiB (one).
-//   g4_gemm_tiled:          T = 8, RB = 8, grid.x = ceil(tiles / 8) * ceil(tokens / 64)
-// Grids are one-dimensional. Above 48 KiB the function needs its dynamic shared memory attribute.
+//   g4_gemm_tiled, g4_logits_tiled: T = 8, RB = 8, grid.x = ceil(tiles / 8) * ceil(tokens / 64)
+// Grids are one-dimensional; that of expert_gemm.cu has the tiles of pairs for a second dimension. Above 48 KiB the
+// function needs its dynamic shared memory attribute.
 #ifndef G4_GEMM_CUH
 #define G4_GEMM_CUH
 
@@ -137,6 +139,28 @@ G4_FN void gemm_put(GemmOutBf16, const G4GemmParams& p, int token, int row, floa
   static_cast<uint16_t*>(p.out)[(long long)token * p.out_stride + row] = f32_to_bf16(total);
 }
 
+// ---- Row policies: where the matrix begins, the row of x that a token reads, the row of out that it writes ----------
+
+struct GemmRowsSame {};
+G4_FN int gemm_first_tile(const GemmRowsSame&) { return 0; }
+G4_FN int gemm_x_row(const GemmRowsSame&, int, int token) { return token; }
+G4_FN int gemm_out_row(const GemmRowsSame&, int token) { return token; }
+
+// A tile of pairs (expert_gemm.cu): experts' matrices are one, row tile after row tile; a thread holds the rows of x it
+// loads, by the place of the load in its code.
+template <int Loads>
+struct GemmRowsOfPairs {
+  int first_tile;
+  const int32_t* pair;  // [tokens]
+  int x_row[Loads];
+};
+template <int Loads>
+G4_FN int gemm_first_tile(const GemmRowsOfPairs<Loads>& rows) { return rows.first_tile; }
+template <int Loads>
+G4_FN int gemm_x_row(const GemmRowsOfPairs<Loads>& rows, int load, int) { return rows.x_row[load]; }
+template <int Loads>
+G4_FN int gemm_out_row(const GemmRowsOfPairs<Loads>& rows, int token) { return rows.pair[token]; }
+
 }  // namespace g4
 
 // G4_GEMM_BODIES: the host build runs the GPU bodies on fibres, product by product (mma.h), for gemm_test.cpp.
@@ -152,13 +176,14 @@ struct alignas(8) GemmPair {
 };
 
 // Rows g and g + 8, tokens 2t and 2t + 1 of one fragment of totals.
-template <class Out>
-G4_FN void gemm_put_fragment(const G4GemmParams& p, int row_tile, int token_tile, int lane, const float total[4]) {
+template <class Out, class Rows>
+G4_FN void gemm_put_fragment(const G4GemmParams& p, const Rows& rows, int row_tile, int token_tile, int lane,
+                             const float total[4]) {
   G4_UNROLL
   for (int e = 0; e < 4; e++) {
     const int row = row_tile * G4_TILE_M + lane / 4 + (e >> 1) * 8;
     const int token = token_tile * G4_TILE_N + (lane & 3) * 2 + (e & 1);
-    if (row < p.n && token < p.tokens) gemm_put(Out(), p, token, row, total[e]);
+    if (row < p.n && token < p.tokens) gemm_put(Out(), p, gemm_out_row(rows, token), row, total[e]);
   }
 }
 
@@ -171,8 +196,8 @@ struct GemmSlot {
   uint32_t b[T][2];
 };
 
-template <int T, int R, class Out>
-G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
+template <int T, int R, class Out, class Rows = GemmRowsSame>
+G4_FN void gemm_direct(Cta cta, const G4GemmParams& p, const Rows& rows = Rows()) {
   // Steps in flight: at least 8 weight loads a lane (32 KiB a block) where the registers allow it.
   constexpr int D = R == 1 ? (T == 4 ? 4 : 8) : R == 2 ? (T == 4 ? 3 : 4) : (T == 4 ? 3 : 2);
   static_assert(R * T <= 16, "accumulators stay within 64 registers");
@@ -192,11 +217,13 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
     for (int r = 0; r < R; r++) {  // a row tile past the end reads the last one; its sums are not stored
       int tile = group * group_tiles + row_set * R + r;
       if (tile >= tiles) tile = tiles - 1;
+      tile += gemm_first_tile(rows);
       w[r] = p.weight + ((long long)tile * steps + slab * per) * kGemmTileElements + lane * 8;
     }
     G4_UNROLL
     for (int t = 0; t < T; t++)
-      x[t] = p.x + (long long)(t * G4_TILE_N + lane / 4) * p.x_stride + slab * per * G4_TILE_K + (lane & 3) * 4;
+      x[t] = p.x + (long long)gemm_x_row(rows, t, t * G4_TILE_N + lane / 4) * p.x_stride + slab * per * G4_TILE_K +
+             (lane & 3) * 4;
   };
   // Slot i: step j = j0 + i of the slab, where j0 is the step the pointers stand at.
   auto load_weights = [&](GemmSlot<T, R>& slot, int i) {
@@ -271,7 +298,7 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
           G4_UNROLL
           for (int e = 0; e < 4; e++) total.v[e] += next_slab.v[e];
         }
-      gemm_put_fragment<Out>(p, group * group_tiles + set * R + r, t, lane, total.v);
+      gemm_put_fragment<Out>(p, rows, group * group_tiles + set * R + r, t, lane, total.v);
     }
     G4_SYNC(cta);  // the sums are read before the next group's are written
   }
@@ -279,9 +306,9 @@ G4_FN void gemm_direct(Cta cta, const G4GemmParams& p) {
 
 // ---- staged ---------------------------------------------------------------------------------------------------------
 
-// Rows [row_block * 16 RB, + 16 RB), tokens [token0, token0 + TT * 8).
-template <int TT, int RB, class Out>
-G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0) {
+// Weight rows [row_block * 16 RB, + 16 RB), tokens [token0, token0 + TT * 8).
+template <int TT, int RB, class Out, class Rows = GemmRowsSame>
+G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0, const Rows& rows = Rows()) {
   constexpr int WR = RB == 2 ? 2 : 4, WT = kGemmWarps / WR, R = RB / WR, TW = TT / WT, C = kGemmChunkSteps;
   constexpr int kWeights = RB * C * kGemmTileElements * 2, kStage = kWeights + TT * G4_TILE_N * kGemmTokenBytes;
   static_assert(TT % WT == 0 && R * TW <= 16, "accumulators and totals stay within 128 registers");
@@ -302,7 +329,8 @@ G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0
   for (int i = 0; i < RB * C * G4_WARP / G4_GEMM_THREADS; i++) {
     const int tile = row_block * RB + (tid + i * G4_GEMM_THREADS) / (C * G4_WARP);
     w_inside[i] = tile < tiles;
-    w[i] = w_inside[i] ? p.weight + ((long long)tile * steps + step_of) * kGemmTileElements + lane * 8 : p.weight;
+    const long long step = (long long)(gemm_first_tile(rows) + tile) * steps + step_of;
+    w[i] = w_inside[i] ? p.weight + step * kGemmTileElements + lane * 8 : p.weight;
   }
   const auto stage = [&](uint8_t* buffer, int chunk) {
     G4_UNROLL
@@ -315,7 +343,8 @@ G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0
     for (int i = 0; i < TT * G4_TILE_N * 8 / G4_GEMM_THREADS; i++) {
       const int piece = tid + i * G4_GEMM_THREADS, token = piece >> 3, depth = chunk * C * G4_TILE_K + (piece & 7) * 8;
       const bool inside = token0 + token < p.tokens && depth < p.k;
-      const uint16_t* src = inside ? p.x + (long long)(token0 + token) * p.x_stride + depth : p.x;
+      const uint16_t* src =
+          inside ? p.x + (long long)gemm_x_row(rows, i, token0 + token) * p.x_stride + depth : p.x;
       copy16_async(cta, buffer + kWeights + token * kGemmTokenBytes + (piece & 7) * 16, src, inside);
     }
   };
@@ -376,7 +405,7 @@ G4_FN void gemm_staged(Cta cta, const G4GemmParams& p, int row_block, int token0
   for (int r = 0; r < R; r++)
     G4_UNROLL
     for (int t = 0; t < TW; t++)
-      gemm_put_fragment<Out>(p, row_block * RB + row_tile0 + r, token0 / G4_TILE_N + token_tile0 + t, lane,
+      gemm_put_fragment<Out>(p, rows, row_block * RB + row_tile0 + r, token0 / G4_TILE_N + token_tile0 + t, lane,
                              total[r][t]);
 }
 
@@ -429,6 +458,25 @@ G4_FN void gemm_instance(Cta cta, const G4GemmParams& p) {
     task.group_end = gemm_groups(p.n, row_tiles, p.slabs);
     task.group_tiles = gemm_group_tiles(row_tiles, p.slabs);
   }
+  G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<Out>);
+#endif
+}
+
+// Any number of tokens: block b holds row block b / token_blocks and token block b % token_blocks.
+template <class Out>
+G4_FN void gemm_tiled_instance(Cta cta, const G4GemmParams& p) {
+  const int token_blocks = gemm_tiled_token_blocks(p.tokens);
+  const int row_block = cta.block_x() / token_blocks;
+  const int token0 = cta.block_x() % token_blocks * G4_GEMM_TILED_TOKENS;
+#if !G4_GPU
+  gemm_check(cta, p, INT32_MAX, gemm_tiled_shared_bytes(0));
+#endif
+#if G4_GPU || defined(G4_GEMM_BODIES)
+  gemm_staged<8, kGemmTiledRowTiles, Out>(cta, p, row_block, token0);
+#else
+  const int token_end = token0 + G4_GEMM_TILED_TOKENS;
+  GemmHostTask task = {&p, row_block, row_block + 1, 1, kGemmTiledRowTiles, token0,
+                       token_end < p.tokens ? token_end : p.tokens};
   G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<Out>);
 #endif
 }

@@ -28,6 +28,8 @@ struct GemmHostTask {
   const G4GemmParams* params;
   int group_begin, group_end, group_stride, group_tiles;
   int token_begin, token_end;
+  const int32_t* pair = nullptr;  // tokens are a tile's pairs: rows pair / pairs_a_row of x, rows pair of out
+  int pairs_a_row = 1;
 };
 
 constexpr int kGemmHostChunk = 16;  // steps widened at a time: 16 KiB, half of an L1
@@ -182,15 +184,18 @@ static void gemm_host_block(void* const* args, uint32_t) {
   m.x.resize((size_t)tokens * k_pad);
   m.acc.resize((size_t)std::max(tokens, p.slabs) * 16);
   m.total.resize((size_t)tokens * 16);
-  for (int t = 0; t < tokens; t++)
-    gemm_host_widen_row(p.x + (long)(task.token_begin + t) * p.x_stride, p.k, k_pad, m.x.data() + (long)t * k_pad);
+  for (int t = 0; t < tokens; t++) {
+    const int token = task.token_begin + t, row = task.pair ? task.pair[token] / task.pairs_a_row : token;
+    gemm_host_widen_row(p.x + (long)row * p.x_stride, p.k, k_pad, m.x.data() + (long)t * k_pad);
+  }
 
   for (int group = task.group_begin; group < task.group_end; group += task.group_stride)
     for (int tile = group * task.group_tiles; tile < (group + 1) * task.group_tiles && tile < tiles; tile++) {
       gemm_host_tile(p.weight + (long)tile * steps * kGemmTileElements, p.slabs, steps / p.slabs, tokens, m);
-      for (int t = 0; t < tokens; t++)
-        for (int r = 0; r < 16 && tile * 16 + r < p.n; r++)
-          gemm_put(Out(), p, task.token_begin + t, tile * 16 + r, m.total[t * 16 + r]);
+      for (int t = 0; t < tokens; t++) {
+        const int token = task.token_begin + t, row = task.pair ? task.pair[token] : token;
+        for (int r = 0; r < 16 && tile * 16 + r < p.n; r++) gemm_put(Out(), p, row, tile * 16 + r, m.total[t * 16 + r]);
+      }
     }
 }
 

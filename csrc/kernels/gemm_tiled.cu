@@ -12,20 +12,4 @@
 // Test     csrc/tests/gemm_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"
 
-G4_KERNEL(g4_gemm_tiled, G4GemmParams, G4_GEMM_BOUNDS_8) {
-  using namespace g4;
-  const int token_blocks = gemm_tiled_token_blocks(p.tokens);
-  const int row_block = cta.block_x() / token_blocks;
-  const int token0 = cta.block_x() % token_blocks * G4_GEMM_TILED_TOKENS;
-#if !G4_GPU
-  gemm_check(cta, p, INT32_MAX, gemm_tiled_shared_bytes(0));
-#endif
-#if G4_GPU || defined(G4_GEMM_BODIES)
-  gemm_staged<8, kGemmTiledRowTiles, GemmOutBf16>(cta, p, row_block, token0);
-#else
-  const int token_end = token0 + G4_GEMM_TILED_TOKENS;
-  GemmHostTask task = {&p, row_block, row_block + 1, 1, kGemmTiledRowTiles, token0,
-                       token_end < p.tokens ? token_end : p.tokens};
-  G4_JOIN(cta, G4_SCOPE_BLOCK, &task, gemm_host_block<GemmOutBf16>);
-#endif
-}
+G4_KERNEL(g4_gemm_tiled, G4GemmParams, G4_GEMM_BOUNDS_8) { g4::gemm_tiled_instance<g4::GemmOutBf16>(cta, p); }

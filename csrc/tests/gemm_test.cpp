@@ -179,8 +179,8 @@ std::vector<uint32_t> product(int token_tiles, const Weights& w, const Bf16s& x,
     while (c->token_tiles != token_tiles) c++;
     launch(c->kernel, c->name, &p, {run.clusters * cluster}, G4_GEMM_THREADS, c->shared, 0, cluster);
   } else if (token_tiles == kTiled) {
-    launch(&g4_gemm_tiled, "g4_gemm_tiled", &p, {(uint32_t)g4::gemm_tiled_grid(tokens, w.n)}, G4_GEMM_THREADS,
-           g4::gemm_tiled_shared_bytes(run.budget), run.seed);
+    const uint32_t grid = g4::gemm_tiled_grid(tokens, w.n), shared = g4::gemm_tiled_shared_bytes(run.budget);
+    launch(run.kind == kGemm ? g4_gemm_tiled : g4_logits_tiled, "tiled", &p, {grid}, G4_GEMM_THREADS, shared, run.seed);
   } else {
     const Instance* i = kInstances;
     while (i->token_tiles != token_tiles) i++;
@@ -211,7 +211,6 @@ std::vector<uint32_t> raw(const std::vector<float>& totals) {
   for (float f : totals) v.push_back(g4::f32_bits(f));
   return v;
 }
-
 void same(const std::vector<uint32_t>& got, const std::vector<uint32_t>& want, const Weights& w, const char* what,
           int token_tiles) {
   G4_CHECK(got.size() <= want.size(), "%zu outputs, %zu expected", got.size(), want.size());
@@ -292,6 +291,7 @@ G4_TEST(gemm_every_instance_that_holds_the_tokens_gives_the_same_bits) {
       if (tokens > most) continue;
       const Bf16s some = first_tokens(x, tokens, k);
       want.check(product(kTiled, w, some), "tiled", kTiled);
+      want_logits.check(product(kTiled, w, some, logits), "tiled logits", kTiled);
       for (const Instance& i : kInstances) {
         if (tokens > i.token_tiles * 8) continue;
         want.check(product(i.token_tiles, w, some), "gemm", i.token_tiles);
@@ -507,8 +507,7 @@ G4_TEST(gemm_logits_are_soft_capped_in_f32) {
   Random r(20);
   const Weights w(65, 352, random_bf16(r, (size_t)65 * 352));
   const Bf16s x = random_bf16(r, (size_t)3 * 352, 2.0f);
-  const Run uncapped = {kLogits};
-  const std::vector<uint32_t> bits = product(1, w, x, uncapped);
+  const std::vector<uint32_t> bits = product(1, w, x, Run{kLogits});
   Expected(w, x, kLogits).check(bits, "no cap", 1);
   std::vector<float> totals;
   for (uint32_t b : bits) totals.push_back(g4::f32_from_bits(b));

@@ -1,5 +1,5 @@
-// Tracer twins of the kernels that work on rows: embed, rmsnorm, add_norm, gelu_gate, per_layer_input, the products and
-// the logits. See payload.h for what they compute.
+// Tracer twins of the kernels that work on rows: embed, rmsnorm, add_norm, gelu_gate, per_layer_input, the experts, the
+// products and the logits. See payload.h for what they compute.
 //
 // Launched as the real ones are: a row kernel has one block a row, a product several blocks for all rows, of which the
 // first works. The first thread of a block to run does its work and ends the block.
@@ -34,6 +34,17 @@ G4_TRACER_KERNEL(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS) {
 
 // The gate's payload is the product's: nothing of a per-layer input is read.
 G4_TRACER_KERNEL(g4_per_layer_input, G4PerLayerInputParams, G4_ROW_THREADS) { (void)cta, (void)p; }
+
+// The dense branch carries the payload: a mixture of experts adds nothing to it.
+G4_TRACER_KERNEL(g4_expert_input, G4ExpertInputParams, G4_ROW_THREADS) {
+  const long long at = (long long)cta.block_x() * p.width;
+  store_payload(p.router_x + at, load_payload(p.x + at));
+}
+G4_TRACER_KERNEL(g4_expert_route, G4ExpertRouteParams, 256) { (void)cta, (void)p; }
+G4_TRACER_KERNEL(g4_expert_group, G4ExpertGroupParams, G4_EXPERTS_MAX) { (void)cta, (void)p; }
+G4_TRACER_KERNEL(g4_expert_gemm_t1, G4ExpertGemmParams, G4_GEMM_THREADS) { (void)cta, (void)p; }
+G4_TRACER_KERNEL(g4_expert_gemm_t8, G4ExpertGemmParams, G4_GEMM_THREADS) { (void)cta, (void)p; }
+G4_TRACER_KERNEL(g4_expert_combine, G4ExpertCombineParams, G4_ROW_THREADS) { (void)cta, (void)p; }
 
 // An instance launched for more tokens than it is made for (0: any number) is a wrong choice of the launcher.
 static bool works(Cta cta, const G4GemmParams& p, int tokens_max) {
@@ -70,3 +81,4 @@ G4_TRACER_PRODUCTS(8)
 G4_TRACER_PRODUCTS(16)
 
 G4_TRACER_KERNEL(g4_gemm_tiled, G4GemmParams, G4_GEMM_THREADS) { product(cta, p, 0); }
+G4_TRACER_KERNEL(g4_logits_tiled, G4GemmParams, G4_GEMM_THREADS) { logits(cta, p, 0); }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 pub use super::fields::ConfigError;
 use super::fields::{Fields, shown};
-use super::kernels::bindings::{G4_SAMPLE_GROUP, G4_SAMPLE_GROUPS_MAX};
+use super::kernels::bindings::{G4_EXPERTS_MAX, G4_EXPERTS_TOP_MAX, G4_SAMPLE_GROUP, G4_SAMPLE_GROUPS_MAX};
 use super::layers;
 pub use super::layers::{LayerConfig, LayerKind, RopeConfig};
 use crate::limits::EOS_IDS_MAX;
@@ -40,6 +40,8 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// D: width of the embedding that every layer has of a token beside the residual stream; none: models without.
     pub per_layer_width: Option<usize>,
+    /// A mixture of experts beside the MLP of every layer; none: models without.
+    pub experts: Option<ExpertsConfig>,
     /// Union of every EOS list of the checkpoint, generation_config first, without repetition; at least one.
     pub eos_ids: Vec<u32>,
     pub bos_id: u32,
@@ -52,6 +54,16 @@ pub struct ModelConfig {
     pub add_bos_token: Option<bool>,
     /// How tokens are chosen for a request that does not say: generation_config.json.
     pub sampling: SamplingParams,
+}
+
+/// The experts of a layer: each a gated MLP, of which a token goes to a few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    pub count: usize,
+    /// Experts a token goes to: those its router gives the largest logits.
+    pub top: usize,
+    /// Width of one expert.
+    pub intermediate: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +153,7 @@ impl ModelConfig {
             },
             layers,
             per_layer_width: per_layer_width(&text, vocab)?,
+            experts: experts(&text)?,
             eos_ids: ids.eos()?,
             bos_id: ids.single("bos_token_id", 2)?,
             pad_id: ids.single("pad_token_id", 0)?,
@@ -224,9 +237,6 @@ fn text_part<'a>(outer: &Fields<'a>) -> Result<(ModelType, Fields<'a>), ConfigEr
 
 /// Features of other members of the family, and values no published checkpoint has.
 fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
-    if fields.flag("enable_moe_block")? == Some(true) {
-        return Err(fields.unsupported("enable_moe_block", true, "mixture-of-experts models are not served yet"));
-    }
     if let Some(value) = fields.get("quantization_config") {
         let method = value.get("quant_method").and_then(Value::as_str).map_or_else(|| shown(value), str::to_owned);
         return Err(fields.unsupported("quantization_config", method, "quantised checkpoints are not served yet"));
@@ -267,6 +277,26 @@ fn per_layer_width(text: &Fields, vocab: usize) -> Result<Option<usize>, ConfigE
         }
         _ => Ok(Some(width)),
     }
+}
+
+/// Without `enable_moe_block` the other fields say nothing: other members of the family have them as null or 0.
+fn experts(text: &Fields) -> Result<Option<ExpertsConfig>, ConfigError> {
+    if text.flag("enable_moe_block")? != Some(true) {
+        return Ok(None);
+    }
+    let count = text.require_count("num_experts", 1, G4_EXPERTS_MAX as usize)?;
+    let top = text.require_count("top_k_experts", 1, G4_EXPERTS_TOP_MAX as usize)?;
+    if top > count {
+        return Err(text.unsupported("top_k_experts", top, format!("num_experts is {count}")));
+    }
+    // Early drafts of the format have the second name.
+    const WIDTHS: [&str; 2] = ["moe_intermediate_size", "expert_intermediate_size"];
+    let width = WIDTHS.into_iter().find(|key| text.get(key).is_some()).unwrap_or(WIDTHS[0]);
+    let intermediate = text.require_count(width, 8, layers::INTERMEDIATE_MAX)?;
+    if intermediate % 8 != 0 {
+        return Err(text.unsupported(width, intermediate, "the kernels read rows in groups of 8 elements"));
+    }
+    Ok(Some(ExpertsConfig { count, top, intermediate }))
 }
 
 /// The places token ids come from.

@@ -1,8 +1,8 @@
 //! How many bytes each buffer of the device takes, as lines of arithmetic that a person can check.
 
-use super::config::{LayerConfig, LayerKind, ModelConfig};
+use super::config::{ExpertsConfig, LayerConfig, LayerKind, ModelConfig};
 use super::kernels::bindings::G4_SAMPLE_GROUP;
-use super::kernels::{G4Record, G4Slot};
+use super::kernels::{G4ExpertTile, G4Record, G4Slot};
 use super::plan::PlanOptions;
 use super::tensors;
 use crate::kv::KvShape;
@@ -192,7 +192,11 @@ impl Geometry {
     /// Bytes that one more token of `--prefill-chunk` takes, from chunks on that can report more than a decode step.
     pub fn chunk_token_bytes(&self, config: &ModelConfig) -> u64 {
         let report = product(&[records_max(ROWS_MAX) - records_max(ROWS_MAX - 1), RECORD_BYTES]);
-        Widths::of(config).row_bytes() + self.scratch_page_bytes(config) / self.page_tokens_sliding as u64 + report
+        let widths = Widths::of(config);
+        widths.row_bytes()
+            + widths.expert_row_bytes()
+            + self.scratch_page_bytes(config) / self.page_tokens_sliding as u64
+            + report
     }
 
     fn rope_lines(&self, config: &ModelConfig) -> Vec<Line> {
@@ -225,22 +229,31 @@ impl Geometry {
 
     fn scratch_lines(&self, config: &ModelConfig) -> Vec<Line> {
         let rows = self.chunk_tokens.max(self.decode_rows);
-        let Widths { h, qkv, q, i, p } = Widths::of(config);
+        let widths = Widths::of(config);
+        let Widths { h, qkv, q, i, p, experts } = widths;
         let per_layer = if p > 0 { format!(" + {p}") } else { String::new() };
         let activations = Line {
             name: "activations",
             arithmetic: format!(
                 "{rows} rows x (3 x {h} + {qkv} + 2 x {q} + 3 x {i}{per_layer}) x {BF16} B + ids of 16 B"
             ),
-            bytes: rows as u64 * Widths::of(config).row_bytes(),
+            bytes: rows as u64 * widths.row_bytes(),
         };
+        let of_experts = experts.map(|ExpertsConfig { count, top, intermediate }| Line {
+            name: "activations of experts",
+            arithmetic: format!(
+                "{rows} rows x ({h} x {BF16} B + {count} x {F32} B + {top} x ((3 x {intermediate} + {h}) x {BF16} B + \
+                 {PAIR_BYTES} B)) + {I32} B"
+            ),
+            bytes: rows as u64 * widths.expert_row_bytes() + I32 as u64,
+        });
         let page_bytes = self.scratch_page_bytes(config);
         let chunk = Line {
             name: "chunk K and V, sliding",
             arithmetic: format!("{} pages x {page_bytes} B of one layer", self.scratch_pages),
             bytes: page_bytes * self.scratch_pages as u64,
         };
-        vec![activations, chunk]
+        [Some(activations), of_experts, Some(chunk)].into_iter().flatten().collect()
     }
 
     fn step_lines(&self, config: &ModelConfig) -> Vec<Line> {
@@ -308,6 +321,7 @@ pub(super) struct Widths {
     pub i: usize,
     /// Per-layer embeddings of all layers.
     pub p: usize,
+    pub experts: Option<ExpertsConfig>,
 }
 
 impl Widths {
@@ -320,6 +334,7 @@ impl Widths {
             q: widest(&|layer| config.heads * layer.head_dim),
             i: widest(&|layer| layer.intermediate).max(per_layer),
             p: per_layer * config.layers.len(),
+            experts: config.experts,
         }
     }
 
@@ -329,6 +344,15 @@ impl Widths {
         let width = 3 * self.h + self.qkv + 2 * self.q + 3 * self.i + self.p;
         width as u64 * BF16 + 4 * I32 as u64
     }
+
+    /// The experts' input; the router's logits; for each of a token's experts gate | up, their product, the output, and
+    /// what routing and grouping write.
+    fn expert_row_bytes(&self) -> u64 {
+        self.experts.map_or(0, |ExpertsConfig { count, top, intermediate }| {
+            let pair = (3 * intermediate + self.h) as u64 * BF16 + PAIR_BYTES;
+            self.h as u64 * BF16 + product(&[count, F32]) + top as u64 * pair
+        })
+    }
 }
 
 const BF16: u64 = 2;
@@ -337,6 +361,8 @@ const I32: usize = 4;
 /// A slot, and the token forced upon it.
 const SLOT_BYTES: usize = size_of::<G4Slot>() + I32;
 const RECORD_BYTES: usize = size_of::<G4Record>();
+/// A row at one of its experts: the expert, its weight, a place in the list, and, at most, a tile.
+const PAIR_BYTES: u64 = (3 * I32 + size_of::<G4ExpertTile>()) as u64;
 /// Weights pass through this many device buffers of this size while they are packed, in pieces of whole 16-row tiles,
 /// so that a matrix need not stand on the device twice.
 pub const STAGING_BUFFERS: usize = 2;
@@ -352,11 +378,13 @@ pub fn packed_bytes(rows: usize, depth: usize) -> u64 {
     product(&[rows.next_multiple_of(16), depth.next_multiple_of(16)]) * BF16
 }
 
-/// Bytes of weights a decode step reads: every packed matrix of the layers, the head, the norms and scalars. Rows of
-/// the per-layer embeddings are looked up and not counted.
+/// Bytes of weights a decode step of one row reads: every packed matrix of the layers, of experts those it goes to, the
+/// head, the norms and scalars. Rows of the per-layer embeddings are looked up and not counted. More rows read more
+/// experts: as many as they go to, all of them at most.
 pub fn weight_bytes_a_step(config: &ModelConfig) -> u64 {
     let sums = WeightSums::of(config);
-    sums.matrices + sums.projection + sums.vectors + packed_bytes(config.vocab, config.hidden)
+    let of_experts = config.experts.map_or(0, |experts| sums.experts / experts.count as u64 * experts.top as u64);
+    sums.matrices + of_experts + sums.projection + sums.vectors + packed_bytes(config.vocab, config.hidden)
 }
 
 /// Bytes of one token's K and V over the layers of one kind: what the cache holds.
@@ -380,6 +408,8 @@ struct WeightSums {
     matrices: u64,
     count: usize,
     largest: u64,
+    /// Packed matrices of every expert of every layer.
+    experts: u64,
     /// Norms and scalars.
     vectors: u64,
     /// Per-layer embeddings: the table, and the packed projection.
@@ -397,6 +427,10 @@ impl WeightSums {
                     sums.matrices += packed_bytes(rows, depth);
                     sums.largest = packed_bytes(rows, depth).max(sums.largest);
                 }
+                [count, rows, depth] => {
+                    sums.experts += packed_bytes(rows, depth).saturating_mul(count as u64);
+                    sums.largest = packed_bytes(rows, depth).max(sums.largest);
+                }
                 _ => sums.vectors += product(&tensor.shape) * BF16,
             });
         }
@@ -412,7 +446,7 @@ impl WeightSums {
 }
 
 pub(super) fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table: TablePlace) -> Vec<Line> {
-    let WeightSums { matrices, count, largest, vectors, projection, .. } = WeightSums::of(config);
+    let WeightSums { matrices, count, largest, experts, vectors, projection, .. } = WeightSums::of(config);
     let embed = packed_bytes(config.vocab, config.hidden);
     let tables = 1 + u64::from(own_head);
     let mut lines = vec![
@@ -433,6 +467,12 @@ pub(super) fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table
             bytes: STAGING_BUFFERS as u64 * embed.max(largest).min(STAGING_BYTES_MAX as u64),
         },
     ];
+    if let Some(ExpertsConfig { count, top, .. }) = config.experts {
+        let layers = config.layers.len();
+        let each = experts / (layers * count) as u64;
+        let arithmetic = format!("{layers} layers x {count} experts x {each} B, packed; a token reads {top} a layer");
+        lines.push(Line { name: "weights of experts", arithmetic, bytes: experts });
+    }
     if let Some(width) = config.per_layer_width {
         let arithmetic = format!("{} x {width} x {} x {BF16} B, packed", config.layers.len(), config.hidden);
         lines.push(Line { name: "per-layer projection", arithmetic, bytes: projection });

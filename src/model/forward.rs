@@ -2,12 +2,14 @@
 //! and captured; only attention and the KV write differ (`spec/gemma4.md` section 2).
 //!
 //! Per layer: qkv product, norms + RoPE + KV write, attention, output product, add + norm, gate/up product, GELU, down
-//! product, add + scalar + the next layer's norm. Models with per-layer embeddings prepare them once a token, and each
-//! layer ends with: gate product of x, GELU times the layer's slice, projection, add + scalar + norm. A layer that
-//! shares another's K and V has q alone and attends to the other's.
+//! product, add + scalar + the next layer's norm. Models with experts ([`super::experts`]) have them beside the MLP,
+//! and both branches' sum is what is added. Models with per-layer embeddings prepare them once a token, and each layer
+//! ends with: gate product of x, GELU times the layer's slice, projection, add + scalar + norm. A layer that shares
+//! another's K and V has q alone and attends to the other's.
 
 use super::cache::KvCache;
 use super::config::{LayerConfig, LayerKind, ModelConfig};
+use super::experts::{Experts, ExpertsOf};
 use super::footprint::Widths;
 use super::kernels::{AttnDecode, AttnPrompt, Kernels, PerLayerInput, QkvPrep, Strided};
 use super::plan::Geometry;
@@ -22,6 +24,7 @@ pub struct Forward {
     pub weights: Weights,
     pub cache: KvCache,
     activations: Activations,
+    experts: Option<Experts>,
     partials: Partials,
 }
 
@@ -158,6 +161,7 @@ impl Forward {
             gated: buffer(widths.i)?,
             per_layer: buffer(widths.p)?,
         };
+        let experts = Experts::new(context, &widths, rows)?;
         let items = |l: &LayerConfig| geometry.family(l.kind).items * config.heads;
         let partials = Partials {
             o: DeviceBuffer::new(context, widest(&|l| items(l) * l.head_dim))?,
@@ -165,7 +169,7 @@ impl Forward {
             ticket: DeviceBuffer::new(context, widest(&|l| geometry.decode_rows * l.kv_heads))?,
         };
         stream.fill(partials.ticket.all(), 0)?;
-        Ok(Forward { config, geometry, kernels, weights, cache, activations, partials })
+        Ok(Forward { config, geometry, kernels, weights, cache, activations, experts, partials })
     }
 
     /// Enqueues the whole pass; afterwards the final-normed rows are ready for [`Forward::logits`]: all, or those of
@@ -202,6 +206,10 @@ impl Forward {
             let half = |first: usize| Strided { data: a.gate_up.slice(first..a.gate_up.len()), stride: 2 * i };
             k.gelu_gate(s, half(0), half(i), a.gated.all(), n, i)?;
             k.gemm(s, layer.down.gemm(), a.gated.all(), a.branch.all(), n)?;
+            if let (Some(experts), Some(weights)) = (&self.experts, &layer.experts) {
+                let of = ExpertsOf { x: at.x, router_x: at.normed, y: a.branch.all(), rows: at.rows, eps };
+                experts.run(s, k, weights, &of)?;
+            }
             let mut post = layer.post_ffw_norm.all();
             if let Some(branch) = &layer.per_layer {
                 k.add_norm(s, at.x, a.branch.all(), post, None, None, n, eps)?;

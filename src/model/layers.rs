@@ -54,7 +54,7 @@ pub struct RopeConfig {
 }
 
 const LAYERS_MAX: usize = 1 << 10;
-const INTERMEDIATE_MAX: usize = 1 << 20;
+pub(super) const INTERMEDIATE_MAX: usize = 1 << 20;
 /// Head dims of the kernels' attention instances.
 const HEAD_DIM_SLIDING: usize = 256;
 const HEAD_DIM_GLOBAL: usize = 512;

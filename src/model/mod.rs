@@ -3,12 +3,13 @@
 //! [`config`] reads `config.json` into one resolved description; [`tensors`] says which tensors such a checkpoint
 //! holds; [`safetensors`] reads and checks one file's header; [`checkpoint`] opens a folder and gives typed access to
 //! its bytes, or to the made-up ones of [`synthetic`]; [`source`] says which. [`weights`] puts them on the device,
-//! [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, and [`plan`] says how large everything
-//! is.
+//! [`cache`] is the KV cache there, [`forward`] enqueues [`kernels`] over both, a layer's [`experts`] among them, and
+//! [`plan`] says how large everything is.
 
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
+pub mod experts;
 mod fields;
 mod footprint;
 pub mod forward;

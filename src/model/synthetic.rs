@@ -255,7 +255,7 @@ impl Spread {
     /// one token. Norm weights and layer scalars are 113/128 to 143/128.
     pub fn of(name: &str, shape: &[usize]) -> Spread {
         match *shape {
-            [_, depth] => {
+            [_, depth] | [_, _, depth] => {
                 let exponent = (ODD_DEVIATION * (depth as f64).sqrt()).log2().round() as u32;
                 let quieter = if name.ends_with(EMBED) { 3 } else { 0 };
                 Spread { center: 0, bits: 7, exponent: exponent + quieter }

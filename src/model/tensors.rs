@@ -1,7 +1,7 @@
 //! Which tensors a checkpoint of a given configuration holds, by name and shape.
 //! The names are those below the prefix of the text tower.
 
-use super::config::ModelConfig;
+use super::config::{ExpertsConfig, ModelConfig};
 
 /// The tensors of one decoder layer, as expectations, places or views. Shapes are rows by depth, depth contiguous;
 /// H is the hidden size, I the intermediate size, hd the layer's head dim.
@@ -35,8 +35,31 @@ pub struct LayerTensors<T> {
     pub post_ffw_norm: T,
     /// [1]
     pub layer_scalar: T,
+    /// In models with a mixture of experts.
+    pub experts: Option<ExpertTensors<T>>,
     /// In models with per-layer embeddings.
     pub per_layer: Option<PerLayerBranch<T>>,
+}
+
+/// One layer's mixture of experts. E is their number, M the width of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertTensors<T> {
+    /// [E][H]
+    pub router: T,
+    /// [H]
+    pub router_scale: T,
+    /// [E]
+    pub expert_scale: T,
+    /// [E][2 M][H], gate rows first. Transposed it is [E][H][2 M], which only a model whose H is 2 M could not tell.
+    pub gate_up: T,
+    /// [E][H][M]
+    pub down: T,
+    /// [H]: of the dense MLP's output.
+    pub dense_post_norm: T,
+    /// [H]: of the experts' input.
+    pub pre_norm: T,
+    /// [H]: of the experts' output.
+    pub post_norm: T,
 }
 
 /// What brings a token's per-layer embedding into one layer's residual stream. D is its width.
@@ -98,6 +121,19 @@ impl<T> LayerTensors<T> {
             down: f(&self.down)?,
             post_ffw_norm: f(&self.post_ffw_norm)?,
             layer_scalar: f(&self.layer_scalar)?,
+            experts: match &self.experts {
+                Some(of) => Some(ExpertTensors {
+                    router: f(&of.router)?,
+                    router_scale: f(&of.router_scale)?,
+                    expert_scale: f(&of.expert_scale)?,
+                    gate_up: f(&of.gate_up)?,
+                    down: f(&of.down)?,
+                    dense_post_norm: f(&of.dense_post_norm)?,
+                    pre_norm: f(&of.pre_norm)?,
+                    post_norm: f(&of.post_norm)?,
+                }),
+                None => None,
+            },
             per_layer: match &self.per_layer {
                 Some(of) => Some(PerLayerBranch {
                     gate: f(&of.gate)?,
@@ -158,6 +194,16 @@ pub fn layer(config: &ModelConfig, index: usize) -> LayerTensors<Expected> {
         down: tensor("mlp.down_proj.weight", &[h, i]),
         post_ffw_norm: tensor("post_feedforward_layernorm.weight", &[h]),
         layer_scalar: tensor("layer_scalar", &[1]),
+        experts: config.experts.map(|ExpertsConfig { count, intermediate: m, .. }| ExpertTensors {
+            router: tensor("router.proj.weight", &[count, h]),
+            router_scale: tensor("router.scale", &[h]),
+            expert_scale: tensor("router.per_expert_scale", &[count]),
+            gate_up: tensor("experts.gate_up_proj", &[count, 2 * m, h]),
+            down: tensor("experts.down_proj", &[count, h, m]),
+            dense_post_norm: tensor("post_feedforward_layernorm_1.weight", &[h]),
+            pre_norm: tensor("pre_feedforward_layernorm_2.weight", &[h]),
+            post_norm: tensor("post_feedforward_layernorm_2.weight", &[h]),
+        }),
         per_layer: config.per_layer_width.map(|d| PerLayerBranch {
             gate: tensor("per_layer_input_gate.weight", &[d, h]),
             projection: tensor("per_layer_projection.weight", &[h, d]),

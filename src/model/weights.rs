@@ -30,6 +30,20 @@ impl Packed {
     }
 }
 
+/// The matrices `[n][k]` of a layer's experts, one after another, each in fragment order.
+pub struct PackedExperts {
+    data: DeviceBuffer<u16>,
+    n: usize,
+    k: usize,
+}
+
+impl PackedExperts {
+    /// The matrices as launchers take them.
+    pub fn gemm(&self) -> Gemm {
+        Gemm { weight: self.data.all(), n: self.n, k: self.k }
+    }
+}
+
 /// One layer's weights.
 pub struct LayerWeights {
     pub input_norm: DeviceBuffer<u16>,
@@ -45,7 +59,21 @@ pub struct LayerWeights {
     pub down: Packed,
     pub post_ffw_norm: DeviceBuffer<u16>,
     pub layer_scalar: DeviceBuffer<u16>,
+    pub experts: Option<ExpertWeights>,
     pub per_layer: Option<PerLayerBranchWeights>,
+}
+
+/// One layer's mixture of experts.
+pub struct ExpertWeights {
+    pub router: Packed,
+    pub router_scale: DeviceBuffer<u16>,
+    pub expert_scale: DeviceBuffer<u16>,
+    /// gate | up rows.
+    pub gate_up: PackedExperts,
+    pub down: PackedExperts,
+    pub dense_post_norm: DeviceBuffer<u16>,
+    pub pre_norm: DeviceBuffer<u16>,
+    pub post_norm: DeviceBuffer<u16>,
 }
 
 /// What brings per-layer embeddings into one layer.
@@ -157,16 +185,17 @@ fn root_bf16(width: usize) -> u16 {
     bf16::from_f32((width as f32).sqrt()).to_bits()
 }
 
-/// Bytes of the largest matrix that is uploaded: the embedding, or an MLP matrix when the vocabulary is tiny. The table
-/// of per-layer embeddings is copied in pieces of any size.
+/// Bytes of the largest matrix that is uploaded: the embedding, or a matrix of a layer when the vocabulary is tiny. The
+/// table of per-layer embeddings is copied in pieces of any size; experts are matrices one by one.
 fn largest_tensor(checkpoint: &Checkpoint) -> usize {
     let layers = (0..checkpoint.config.layers.len()).flat_map(|index| {
         let t = checkpoint.layer(index);
-        [t.q, t.o, t.gate]
+        [Some(t.q), Some(t.o), Some(t.gate), t.experts.map(|of| of.gate_up)].into_iter().flatten()
     });
-    let stored = |tensor: TensorView| match tensor.content {
-        Content::Stored(bytes) => bytes.len(),
-        Content::Synthetic(_) => 0,
+    let stored = |tensor: TensorView| match (tensor.content, tensor.shape) {
+        (Content::Stored(bytes), [count, _, _]) => bytes.len() / count,
+        (Content::Stored(bytes), _) => bytes.len(),
+        (Content::Synthetic(_), _) => 0,
     };
     layers.chain([checkpoint.embed()]).map(stored).max().unwrap_or(0)
 }
@@ -194,6 +223,19 @@ fn load_per_layer(
 fn load_layer(up: &mut Uploader, checkpoint: &Checkpoint, index: usize) -> Result<LayerWeights, DriverError> {
     let t = checkpoint.layer(index);
     let qkv: Vec<TensorView> = [Some(t.q), t.k, t.v].into_iter().flatten().collect();
+    let experts = match t.experts {
+        Some(of) => Some(ExpertWeights {
+            router: up.packed(&[of.router])?,
+            router_scale: up.vector(&of.router_scale)?,
+            expert_scale: up.vector(&of.expert_scale)?,
+            gate_up: up.packed_experts(&of.gate_up)?,
+            down: up.packed_experts(&of.down)?,
+            dense_post_norm: up.vector(&of.dense_post_norm)?,
+            pre_norm: up.vector(&of.pre_norm)?,
+            post_norm: up.vector(&of.post_norm)?,
+        }),
+        None => None,
+    };
     let per_layer = match t.per_layer {
         Some(of) => Some(PerLayerBranchWeights {
             gate: up.packed(&[of.gate])?,
@@ -214,6 +256,7 @@ fn load_layer(up: &mut Uploader, checkpoint: &Checkpoint, index: usize) -> Resul
         down: up.packed(&[t.down])?,
         post_ffw_norm: up.vector(&t.post_ffw_norm)?,
         layer_scalar: up.vector(&t.layer_scalar)?,
+        experts,
         per_layer,
     })
 }
@@ -341,28 +384,58 @@ impl<'a> Uploader<'a> {
         let mut row = 0;
         for part in parts {
             assert!(row % 16 == 0 && part.shape[1] == k, "{}: stacked at row {row}", part.name);
-            let target = |row: usize, rows: usize| {
-                let first = Gemm::packed_len(row, k);
-                packed.data.slice(first..first + Gemm::packed_len(rows, k))
+            let first = Gemm::packed_len(row, k);
+            self.pack(part.name, part.content, packed.data.slice(first..packed.data.len()), part.shape[0], k)?;
+            row += part.shape[0];
+        }
+        Ok(packed)
+    }
+
+    /// The matrices of a tensor `[experts][n][k]`, each in fragment order; a synthetic one's values are those of a
+    /// tensor of its own.
+    fn packed_experts(&mut self, tensor: &TensorView) -> Result<PackedExperts, DriverError> {
+        let &[count, n, k] = tensor.shape else { unreachable!("{}: checked on opening", tensor.name) };
+        let len = Gemm::packed_len(n, k);
+        let data = DeviceBuffer::new(self.context, count * len)?;
+        for expert in 0..count {
+            let content = match tensor.content {
+                Content::Stored(bytes) => Content::Stored(&bytes[expert * 2 * n * k..(expert + 1) * 2 * n * k]),
+                made_up => made_up,
             };
-            match part.content {
-                Content::Stored(bytes) => {
-                    for piece in bytes.chunks(self.piece_bytes(16 * k * 2)) {
-                        let rows = piece.len() / 2 / k;
-                        let staged = self.stage(piece)?;
-                        self.kernels.pack(self.stream, staged, target(row, rows), rows, k)?;
-                        row += rows;
-                    }
-                }
-                Content::Synthetic(spread) => {
-                    let rows = part.shape[0];
-                    self.kernels.synthetic_packed(self.stream, part.name, spread, target(row, rows), rows, k)?;
-                    self.done(part.byte_count());
+            let name = format!("{}.{expert}", tensor.name);
+            self.pack(&name, content, data.slice(expert * len..(expert + 1) * len), n, k)?;
+        }
+        Ok(PackedExperts { data, n, k })
+    }
+
+    /// One matrix `[n][k]`, in fragment order from the first element of `target` on.
+    fn pack(
+        &mut self,
+        name: &str,
+        content: Content,
+        target: DeviceSlice<u16>,
+        n: usize,
+        k: usize,
+    ) -> Result<(), DriverError> {
+        match content {
+            Content::Stored(bytes) => {
+                let mut row = 0;
+                for piece in bytes.chunks(self.piece_bytes(16 * k * 2)) {
+                    let rows = piece.len() / 2 / k;
+                    let staged = self.stage(piece)?;
+                    let first = Gemm::packed_len(row, k);
+                    let target = target.slice(first..first + Gemm::packed_len(rows, k));
+                    self.kernels.pack(self.stream, staged, target, rows, k)?;
                     row += rows;
                 }
             }
+            Content::Synthetic(spread) => {
+                let target = target.slice(0..Gemm::packed_len(n, k));
+                self.kernels.synthetic_packed(self.stream, name, spread, target, n, k)?;
+                self.done(2 * n * k);
+            }
         }
-        Ok(packed)
+        Ok(())
     }
 
     /// The largest multiple of `unit` bytes that fits a staging buffer, at least one unit.

@@ -19,6 +19,10 @@ pub const G4_SAMPLE_GROUPS_MAX: _bindgen_ty_1 = 1024;
 pub const G4_SAMPLE_THREADS: _bindgen_ty_1 = 512;
 pub const G4_SAMPLE_CANDIDATES: _bindgen_ty_1 = 4096;
 pub const G4_SAMPLE_SHARED_BYTES: _bindgen_ty_1 = 45568;
+pub const G4_EXPERTS_MAX: _bindgen_ty_1 = 256;
+pub const G4_EXPERTS_TOP_MAX: _bindgen_ty_1 = 16;
+pub const G4_EXPERT_TILE_TOKENS: _bindgen_ty_1 = 8;
+pub const G4_EXPERT_TILE_TOKENS_MANY: _bindgen_ty_1 = 64;
 pub const G4_LOGPROBS_MAX: _bindgen_ty_1 = 20;
 pub const G4_BIAS_MAX: _bindgen_ty_1 = 2048;
 pub const G4_BAD_WORDS_MAX: _bindgen_ty_1 = 128;
@@ -373,6 +377,167 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct G4ExpertInputParams {
+    pub x: *const u16,
+    pub router_scale: *const u16,
+    pub expert_weight: *const u16,
+    pub router_x: *mut u16,
+    pub expert_x: *mut u16,
+    pub rows: i32,
+    pub width: i32,
+    pub root: f32,
+    pub eps: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertInputParams"][::std::mem::size_of::<G4ExpertInputParams>() - 56usize];
+    ["Alignment of G4ExpertInputParams"][::std::mem::align_of::<G4ExpertInputParams>() - 8usize];
+    ["Offset of field: G4ExpertInputParams::x"][::std::mem::offset_of!(G4ExpertInputParams, x) - 0usize];
+    ["Offset of field: G4ExpertInputParams::router_scale"]
+        [::std::mem::offset_of!(G4ExpertInputParams, router_scale) - 8usize];
+    ["Offset of field: G4ExpertInputParams::expert_weight"]
+        [::std::mem::offset_of!(G4ExpertInputParams, expert_weight) - 16usize];
+    ["Offset of field: G4ExpertInputParams::router_x"][::std::mem::offset_of!(G4ExpertInputParams, router_x) - 24usize];
+    ["Offset of field: G4ExpertInputParams::expert_x"][::std::mem::offset_of!(G4ExpertInputParams, expert_x) - 32usize];
+    ["Offset of field: G4ExpertInputParams::rows"][::std::mem::offset_of!(G4ExpertInputParams, rows) - 40usize];
+    ["Offset of field: G4ExpertInputParams::width"][::std::mem::offset_of!(G4ExpertInputParams, width) - 44usize];
+    ["Offset of field: G4ExpertInputParams::root"][::std::mem::offset_of!(G4ExpertInputParams, root) - 48usize];
+    ["Offset of field: G4ExpertInputParams::eps"][::std::mem::offset_of!(G4ExpertInputParams, eps) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ExpertRouteParams {
+    pub logits: *const f32,
+    pub slot: *const i32,
+    pub scale: *const u16,
+    pub expert: *mut i32,
+    pub weight: *mut f32,
+    pub rows: i32,
+    pub experts: i32,
+    pub top: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertRouteParams"][::std::mem::size_of::<G4ExpertRouteParams>() - 56usize];
+    ["Alignment of G4ExpertRouteParams"][::std::mem::align_of::<G4ExpertRouteParams>() - 8usize];
+    ["Offset of field: G4ExpertRouteParams::logits"][::std::mem::offset_of!(G4ExpertRouteParams, logits) - 0usize];
+    ["Offset of field: G4ExpertRouteParams::slot"][::std::mem::offset_of!(G4ExpertRouteParams, slot) - 8usize];
+    ["Offset of field: G4ExpertRouteParams::scale"][::std::mem::offset_of!(G4ExpertRouteParams, scale) - 16usize];
+    ["Offset of field: G4ExpertRouteParams::expert"][::std::mem::offset_of!(G4ExpertRouteParams, expert) - 24usize];
+    ["Offset of field: G4ExpertRouteParams::weight"][::std::mem::offset_of!(G4ExpertRouteParams, weight) - 32usize];
+    ["Offset of field: G4ExpertRouteParams::rows"][::std::mem::offset_of!(G4ExpertRouteParams, rows) - 40usize];
+    ["Offset of field: G4ExpertRouteParams::experts"][::std::mem::offset_of!(G4ExpertRouteParams, experts) - 44usize];
+    ["Offset of field: G4ExpertRouteParams::top"][::std::mem::offset_of!(G4ExpertRouteParams, top) - 48usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ExpertTile {
+    pub expert: i32,
+    pub first: i32,
+    pub count: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertTile"][::std::mem::size_of::<G4ExpertTile>() - 12usize];
+    ["Alignment of G4ExpertTile"][::std::mem::align_of::<G4ExpertTile>() - 4usize];
+    ["Offset of field: G4ExpertTile::expert"][::std::mem::offset_of!(G4ExpertTile, expert) - 0usize];
+    ["Offset of field: G4ExpertTile::first"][::std::mem::offset_of!(G4ExpertTile, first) - 4usize];
+    ["Offset of field: G4ExpertTile::count"][::std::mem::offset_of!(G4ExpertTile, count) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ExpertGroupParams {
+    pub expert: *const i32,
+    pub list: *mut i32,
+    pub tile: *mut G4ExpertTile,
+    pub tile_count: *mut i32,
+    pub pairs: i32,
+    pub experts: i32,
+    pub tile_tokens: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertGroupParams"][::std::mem::size_of::<G4ExpertGroupParams>() - 48usize];
+    ["Alignment of G4ExpertGroupParams"][::std::mem::align_of::<G4ExpertGroupParams>() - 8usize];
+    ["Offset of field: G4ExpertGroupParams::expert"][::std::mem::offset_of!(G4ExpertGroupParams, expert) - 0usize];
+    ["Offset of field: G4ExpertGroupParams::list"][::std::mem::offset_of!(G4ExpertGroupParams, list) - 8usize];
+    ["Offset of field: G4ExpertGroupParams::tile"][::std::mem::offset_of!(G4ExpertGroupParams, tile) - 16usize];
+    ["Offset of field: G4ExpertGroupParams::tile_count"]
+        [::std::mem::offset_of!(G4ExpertGroupParams, tile_count) - 24usize];
+    ["Offset of field: G4ExpertGroupParams::pairs"][::std::mem::offset_of!(G4ExpertGroupParams, pairs) - 32usize];
+    ["Offset of field: G4ExpertGroupParams::experts"][::std::mem::offset_of!(G4ExpertGroupParams, experts) - 36usize];
+    ["Offset of field: G4ExpertGroupParams::tile_tokens"]
+        [::std::mem::offset_of!(G4ExpertGroupParams, tile_tokens) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ExpertGemmParams {
+    pub weight: *const u16,
+    pub x: *const u16,
+    pub out: *mut u16,
+    pub tile: *const G4ExpertTile,
+    pub tile_count: *const i32,
+    pub list: *const i32,
+    pub n: i32,
+    pub k: i32,
+    pub x_stride: i32,
+    pub out_stride: i32,
+    pub slabs: i32,
+    pub pairs_a_row: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertGemmParams"][::std::mem::size_of::<G4ExpertGemmParams>() - 72usize];
+    ["Alignment of G4ExpertGemmParams"][::std::mem::align_of::<G4ExpertGemmParams>() - 8usize];
+    ["Offset of field: G4ExpertGemmParams::weight"][::std::mem::offset_of!(G4ExpertGemmParams, weight) - 0usize];
+    ["Offset of field: G4ExpertGemmParams::x"][::std::mem::offset_of!(G4ExpertGemmParams, x) - 8usize];
+    ["Offset of field: G4ExpertGemmParams::out"][::std::mem::offset_of!(G4ExpertGemmParams, out) - 16usize];
+    ["Offset of field: G4ExpertGemmParams::tile"][::std::mem::offset_of!(G4ExpertGemmParams, tile) - 24usize];
+    ["Offset of field: G4ExpertGemmParams::tile_count"]
+        [::std::mem::offset_of!(G4ExpertGemmParams, tile_count) - 32usize];
+    ["Offset of field: G4ExpertGemmParams::list"][::std::mem::offset_of!(G4ExpertGemmParams, list) - 40usize];
+    ["Offset of field: G4ExpertGemmParams::n"][::std::mem::offset_of!(G4ExpertGemmParams, n) - 48usize];
+    ["Offset of field: G4ExpertGemmParams::k"][::std::mem::offset_of!(G4ExpertGemmParams, k) - 52usize];
+    ["Offset of field: G4ExpertGemmParams::x_stride"][::std::mem::offset_of!(G4ExpertGemmParams, x_stride) - 56usize];
+    ["Offset of field: G4ExpertGemmParams::out_stride"]
+        [::std::mem::offset_of!(G4ExpertGemmParams, out_stride) - 60usize];
+    ["Offset of field: G4ExpertGemmParams::slabs"][::std::mem::offset_of!(G4ExpertGemmParams, slabs) - 64usize];
+    ["Offset of field: G4ExpertGemmParams::pairs_a_row"]
+        [::std::mem::offset_of!(G4ExpertGemmParams, pairs_a_row) - 68usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct G4ExpertCombineParams {
+    pub y: *mut u16,
+    pub down: *const u16,
+    pub expert: *const i32,
+    pub weight: *const f32,
+    pub dense_weight: *const u16,
+    pub expert_weight: *const u16,
+    pub rows: i32,
+    pub width: i32,
+    pub top: i32,
+    pub eps: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of G4ExpertCombineParams"][::std::mem::size_of::<G4ExpertCombineParams>() - 64usize];
+    ["Alignment of G4ExpertCombineParams"][::std::mem::align_of::<G4ExpertCombineParams>() - 8usize];
+    ["Offset of field: G4ExpertCombineParams::y"][::std::mem::offset_of!(G4ExpertCombineParams, y) - 0usize];
+    ["Offset of field: G4ExpertCombineParams::down"][::std::mem::offset_of!(G4ExpertCombineParams, down) - 8usize];
+    ["Offset of field: G4ExpertCombineParams::expert"][::std::mem::offset_of!(G4ExpertCombineParams, expert) - 16usize];
+    ["Offset of field: G4ExpertCombineParams::weight"][::std::mem::offset_of!(G4ExpertCombineParams, weight) - 24usize];
+    ["Offset of field: G4ExpertCombineParams::dense_weight"]
+        [::std::mem::offset_of!(G4ExpertCombineParams, dense_weight) - 32usize];
+    ["Offset of field: G4ExpertCombineParams::expert_weight"]
+        [::std::mem::offset_of!(G4ExpertCombineParams, expert_weight) - 40usize];
+    ["Offset of field: G4ExpertCombineParams::rows"][::std::mem::offset_of!(G4ExpertCombineParams, rows) - 48usize];
+    ["Offset of field: G4ExpertCombineParams::width"][::std::mem::offset_of!(G4ExpertCombineParams, width) - 52usize];
+    ["Offset of field: G4ExpertCombineParams::top"][::std::mem::offset_of!(G4ExpertCombineParams, top) - 56usize];
+    ["Offset of field: G4ExpertCombineParams::eps"][::std::mem::offset_of!(G4ExpertCombineParams, eps) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct G4GemmParams {
     pub weight: *const u16,
     pub x: *const u16,
@@ -717,33 +882,40 @@ pub const G4_ID_g4_rmsnorm: G4KernelId = 3;
 pub const G4_ID_g4_add_norm: G4KernelId = 4;
 pub const G4_ID_g4_gelu_gate: G4KernelId = 5;
 pub const G4_ID_g4_per_layer_input: G4KernelId = 6;
-pub const G4_ID_g4_gemm_t1: G4KernelId = 7;
-pub const G4_ID_g4_gemm_t2: G4KernelId = 8;
-pub const G4_ID_g4_gemm_t4: G4KernelId = 9;
-pub const G4_ID_g4_gemm_t8: G4KernelId = 10;
-pub const G4_ID_g4_gemm_t16: G4KernelId = 11;
-pub const G4_ID_g4_logits_t1: G4KernelId = 12;
-pub const G4_ID_g4_logits_t2: G4KernelId = 13;
-pub const G4_ID_g4_logits_t4: G4KernelId = 14;
-pub const G4_ID_g4_logits_t8: G4KernelId = 15;
-pub const G4_ID_g4_logits_t16: G4KernelId = 16;
-pub const G4_ID_g4_gemm_tiled: G4KernelId = 17;
-pub const G4_ID_g4_qkv_prep: G4KernelId = 18;
-pub const G4_ID_g4_kv_copy: G4KernelId = 19;
-pub const G4_ID_g4_attn_decode_h256_s128: G4KernelId = 20;
-pub const G4_ID_g4_attn_decode_h256_s32: G4KernelId = 21;
-pub const G4_ID_g4_attn_decode_h512_s256: G4KernelId = 22;
-pub const G4_ID_g4_attn_decode_h512_s32: G4KernelId = 23;
-pub const G4_ID_g4_attn_decode_fold: G4KernelId = 24;
-pub const G4_ID_g4_attn_prompt_h256_s128: G4KernelId = 25;
-pub const G4_ID_g4_attn_prompt_h256_s32: G4KernelId = 26;
-pub const G4_ID_g4_attn_prompt_h512_s256: G4KernelId = 27;
-pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 28;
-pub const G4_ID_g4_step_begin: G4KernelId = 29;
-pub const G4_ID_g4_tail: G4KernelId = 30;
-pub const G4_ID_g4_scatter: G4KernelId = 31;
-pub const G4_ID_g4_synthetic: G4KernelId = 32;
-pub const G4_ID_g4_sample_groups: G4KernelId = 33;
-pub const G4_ID_g4_sample_rows: G4KernelId = 34;
-pub const G4_KERNEL_COUNT: G4KernelId = 35;
+pub const G4_ID_g4_expert_input: G4KernelId = 7;
+pub const G4_ID_g4_expert_route: G4KernelId = 8;
+pub const G4_ID_g4_expert_group: G4KernelId = 9;
+pub const G4_ID_g4_expert_gemm_t1: G4KernelId = 10;
+pub const G4_ID_g4_expert_gemm_t8: G4KernelId = 11;
+pub const G4_ID_g4_expert_combine: G4KernelId = 12;
+pub const G4_ID_g4_gemm_t1: G4KernelId = 13;
+pub const G4_ID_g4_gemm_t2: G4KernelId = 14;
+pub const G4_ID_g4_gemm_t4: G4KernelId = 15;
+pub const G4_ID_g4_gemm_t8: G4KernelId = 16;
+pub const G4_ID_g4_gemm_t16: G4KernelId = 17;
+pub const G4_ID_g4_logits_t1: G4KernelId = 18;
+pub const G4_ID_g4_logits_t2: G4KernelId = 19;
+pub const G4_ID_g4_logits_t4: G4KernelId = 20;
+pub const G4_ID_g4_logits_t8: G4KernelId = 21;
+pub const G4_ID_g4_logits_t16: G4KernelId = 22;
+pub const G4_ID_g4_logits_tiled: G4KernelId = 23;
+pub const G4_ID_g4_gemm_tiled: G4KernelId = 24;
+pub const G4_ID_g4_qkv_prep: G4KernelId = 25;
+pub const G4_ID_g4_kv_copy: G4KernelId = 26;
+pub const G4_ID_g4_attn_decode_h256_s128: G4KernelId = 27;
+pub const G4_ID_g4_attn_decode_h256_s32: G4KernelId = 28;
+pub const G4_ID_g4_attn_decode_h512_s256: G4KernelId = 29;
+pub const G4_ID_g4_attn_decode_h512_s32: G4KernelId = 30;
+pub const G4_ID_g4_attn_decode_fold: G4KernelId = 31;
+pub const G4_ID_g4_attn_prompt_h256_s128: G4KernelId = 32;
+pub const G4_ID_g4_attn_prompt_h256_s32: G4KernelId = 33;
+pub const G4_ID_g4_attn_prompt_h512_s256: G4KernelId = 34;
+pub const G4_ID_g4_attn_prompt_h512_s32: G4KernelId = 35;
+pub const G4_ID_g4_step_begin: G4KernelId = 36;
+pub const G4_ID_g4_tail: G4KernelId = 37;
+pub const G4_ID_g4_scatter: G4KernelId = 38;
+pub const G4_ID_g4_synthetic: G4KernelId = 39;
+pub const G4_ID_g4_sample_groups: G4KernelId = 40;
+pub const G4_ID_g4_sample_rows: G4KernelId = 41;
+pub const G4_KERNEL_COUNT: G4KernelId = 42;
 pub type G4KernelId = ::std::os::raw::c_uint;

@@ -66,6 +66,27 @@ pub fn gemm_geometry(token_tiles: usize, n: usize, slabs: usize, shared_bytes_ma
     (blocks, 4096 * r * token_tiles)
 }
 
+/// Grid and shared bytes of an expert product in tiles of `tile_tokens` (csrc/kernels/expert_gemm.cu).
+pub fn expert_gemm_geometry(
+    tile_tokens: usize,
+    n: usize,
+    slabs: usize,
+    tiles_max: usize,
+    shared_bytes_max: usize,
+) -> (usize, usize, usize) {
+    let tiles = n.div_ceil(16);
+    if tile_tokens == G4_EXPERT_TILE_TOKENS as usize {
+        return (tiles.div_ceil(2 * 8 / slabs), tiles_max, 8192);
+    }
+    (tiles.div_ceil(8), tiles_max, gemm_staged_bytes(8, 8, gemm_stage_budget(shared_bytes_max, 8, 8)))
+}
+
+/// Tiles that `pairs` pairs of `experts` experts can make at most: one for each expert that has any, and a further one
+/// for each whole tile.
+pub fn expert_tiles_max(pairs: usize, experts: usize, tile_tokens: usize) -> usize {
+    if pairs <= experts { pairs } else { experts + (pairs - experts) / tile_tokens }
+}
+
 /// Shared bytes of an attention block (csrc/common/attention.h).
 pub fn attention_shared_bytes(head_dim: usize, segment: usize) -> usize {
     32 * head_dim + 98 * segment + 50432
@@ -80,7 +101,9 @@ pub fn shared_bytes_max(name: &str, device_max: u32) -> u32 {
         "g4_gemm_t1" | "g4_logits_t1" => 4096 * 2,
         "g4_gemm_t2" | "g4_logits_t2" => 4096 * 4 * 2,
         "g4_gemm_t4" | "g4_logits_t4" => staged(4, 8).max(staged(4, 2)),
-        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" => staged(8, 8).max(staged(8, 4)),
+        "g4_gemm_t8" | "g4_logits_t8" | "g4_gemm_tiled" | "g4_logits_tiled" | "g4_expert_gemm_t8" => {
+            staged(8, 8).max(staged(8, 4))
+        }
         // Not launched where it does not fit.
         "g4_gemm_t16" | "g4_logits_t16" => staged(16, 8).max(staged(16, 4)).min(device_max as usize),
         "g4_sample_rows" => G4_SAMPLE_SHARED_BYTES as usize,

@@ -205,18 +205,8 @@ impl Kernels {
     /// `out = bf16(x W^T)` for any number of rows: the small kernel up to 128, the tiled one above; the same bits.
     pub fn gemm(&self, s: &Stream, w: Gemm, x: DeviceSlice<u16>, out: DeviceSlice<u16>, rows: usize) -> Result {
         assert!(out.len() >= rows * w.n);
-        let shared_max = self.shared_bytes_max;
         let params = gemm_params(w, x, out.ptr().cast(), rows, 0.0);
-        let slabs = params.slabs as usize;
-        let tiles = gemm_instance_tokens(rows) / 8;
-        let (id, launch) = if rows > self.gemm_rows_max() {
-            let blocks = w.n.div_ceil(16).div_ceil(8) * rows.div_ceil(G4_GEMM_TILED_TOKENS as usize);
-            let shared = gemm_staged_bytes(8, 8, gemm_stage_budget(shared_max, 8, 8));
-            (G4_ID_g4_gemm_tiled, grid(blocks, 1, G4_GEMM_THREADS, shared))
-        } else {
-            let (blocks, shared) = gemm_geometry(tiles, w.n, slabs, shared_max);
-            (G4_ID_g4_gemm_t1 + tiles.trailing_zeros(), grid(blocks, 1, G4_GEMM_THREADS, shared))
-        };
+        let (id, launch) = self.gemm_launch(G4_ID_g4_gemm_t1, G4_ID_g4_gemm_tiled, &params);
         // SAFETY: lengths asserted here and in gemm_params.
         unsafe { self.launch(s, id, launch, &params) }
     }
@@ -226,7 +216,7 @@ impl Kernels {
         if self.shared_bytes_max >= gemm_staged_bytes(16, 8, 0) { G4_ROWS_DECODE_MAX as usize } else { 64 }
     }
 
-    /// `out = softcap(x W^T)` in f32 for up to 128 rows.
+    /// `out = softcap(x W^T)` in f32 for any number of rows, as [`Kernels::gemm`].
     pub fn logits(
         &self,
         s: &Stream,
@@ -236,19 +226,24 @@ impl Kernels {
         rows: usize,
         softcap: f32,
     ) -> Result {
-        assert!(out.len() >= rows * w.n && rows <= G4_ROWS_DECODE_MAX as usize);
-        let half = self.gemm_rows_max();
-        if rows > half {
-            self.logits(s, w, x.slice(0..half * w.k), out.slice(0..half * w.n), half, softcap)?;
-            let (x, out) = (x.slice(half * w.k..rows * w.k), out.slice(half * w.n..rows * w.n));
-            return self.logits(s, w, x, out, rows - half, softcap);
-        }
+        assert!(out.len() >= rows * w.n);
         let params = gemm_params(w, x, out.ptr().cast(), rows, softcap);
-        let tiles = gemm_instance_tokens(rows) / 8;
-        let (blocks, shared) = gemm_geometry(tiles, w.n, params.slabs as usize, self.shared_bytes_max);
-        let launch = grid(blocks, 1, G4_GEMM_THREADS, shared);
+        let (id, launch) = self.gemm_launch(G4_ID_g4_logits_t1, G4_ID_g4_logits_tiled, &params);
         // SAFETY: lengths asserted here and in gemm_params.
-        unsafe { self.launch(s, G4_ID_g4_logits_t1 + tiles.trailing_zeros(), launch, &params) }
+        unsafe { self.launch(s, id, launch, &params) }
+    }
+
+    /// The instance of a product, of those from `small` on or `tiled`, and its launch.
+    fn gemm_launch(&self, small: G4KernelId, tiled: G4KernelId, p: &G4GemmParams) -> (G4KernelId, Launch) {
+        let (rows, n, shared_max) = (p.tokens as usize, p.n as usize, self.shared_bytes_max);
+        if rows > self.gemm_rows_max() {
+            let blocks = n.div_ceil(16).div_ceil(8) * rows.div_ceil(G4_GEMM_TILED_TOKENS as usize);
+            let shared = gemm_staged_bytes(8, 8, gemm_stage_budget(shared_max, 8, 8));
+            return (tiled, grid(blocks, 1, G4_GEMM_THREADS, shared));
+        }
+        let tiles = gemm_instance_tokens(rows) / 8;
+        let (blocks, shared) = gemm_geometry(tiles, n, p.slabs as usize, shared_max);
+        (small + tiles.trailing_zeros(), grid(blocks, 1, G4_GEMM_THREADS, shared))
     }
 
     /// Q, K and V of `rows` rows: norms, RoPE, the KV write.

@@ -38,6 +38,8 @@ pub struct PerLayerInput {
     pub eps: f32,
 }
 
+/// What the driver takes for the second dimension of a grid; a chunk's pairs can be more.
+const GRID_Y_MAX: usize = 65_535;
 /// Shared bytes of one row reduction.
 const ROW_SHARED: usize = 1024;
 
@@ -132,6 +134,15 @@ impl Kernels {
         width: usize,
     ) -> Result {
         assert!(gate.holds(rows, width) && up.holds(rows, width) && out.len() >= rows * width);
+        if rows > GRID_Y_MAX {
+            let rest = |of: Strided| {
+                let first = GRID_Y_MAX * of.stride;
+                Strided { data: of.data.slice(first..of.data.len()), ..of }
+            };
+            self.gelu_gate(s, gate, up, out, GRID_Y_MAX, width)?;
+            let out = out.slice(GRID_Y_MAX * width..out.len());
+            return self.gelu_gate(s, rest(gate), rest(up), out, rows - GRID_Y_MAX, width);
+        }
         let params = G4GeluGateParams {
             gate: gate.data.ptr(),
             up: up.data.ptr(),

@@ -10,6 +10,7 @@
 pub mod bindings;
 mod geometry;
 mod launch;
+mod launch_experts;
 mod launch_rows;
 
 use std::ffi::c_void;
@@ -20,9 +21,10 @@ use crate::device::{Context, DeviceKind, DriverError, Function, Launch, Module, 
 use crate::images;
 use crate::limits::STOP_TOKEN_IDS_MAX;
 
-pub use bindings::{G4Bias, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
+pub use bindings::{G4Bias, G4ExpertTile, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
 pub use geometry::{gemm_instance_tokens, slab_count};
 pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin};
+pub use launch_experts::{ExpertCombine, ExpertGemm, ExpertInput, ExpertRoute, Routed, expert_tile_tokens};
 pub use launch_rows::{PerLayerInput, Strided};
 
 impl G4Slot {
@@ -67,6 +69,10 @@ unsafe impl bytemuck::Zeroable for G4Bias {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Bias {}
 // SAFETY: 32-bit integers without padding, any bits valid.
+unsafe impl bytemuck::Zeroable for G4ExpertTile {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for G4ExpertTile {}
+// SAFETY: 32-bit integers without padding, any bits valid.
 unsafe impl bytemuck::Zeroable for G4Words {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for G4Words {}
@@ -84,6 +90,12 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_add_norm",
     "g4_gelu_gate",
     "g4_per_layer_input",
+    "g4_expert_input",
+    "g4_expert_route",
+    "g4_expert_group",
+    "g4_expert_gemm_t1",
+    "g4_expert_gemm_t8",
+    "g4_expert_combine",
     "g4_gemm_t1",
     "g4_gemm_t2",
     "g4_gemm_t4",
@@ -94,6 +106,7 @@ const NAMES: [&str; bindings::G4_KERNEL_COUNT as usize] = [
     "g4_logits_t4",
     "g4_logits_t8",
     "g4_logits_t16",
+    "g4_logits_tiled",
     "g4_gemm_tiled",
     "g4_qkv_prep",
     "g4_kv_copy",
