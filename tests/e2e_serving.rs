@@ -12,7 +12,9 @@ fn ragged_requests() -> Vec<Value> {
     let sizes = [(1, 24), (4, 9), (70, 1), (15, 20), (16, 12), (17, 30), (33, 5), (48, 16)];
     let body = |(n, max_tokens)| {
         let ids = prompt(n);
-        json!({"prompt": ids, "max_tokens": max_tokens, "ignore_eos": true, "return_token_ids": true})
+        json!({
+            "prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+        })
     };
     sizes.map(body).to_vec()
 }
@@ -83,7 +85,11 @@ fn ids(list: &Value) -> Vec<u64> {
 }
 
 fn dense(flags: &[&str]) -> Server {
-    Setup::serve(&[&["--max-running", "8"], flags].concat()).model(&reference("dense")).start()
+    serving("dense", flags)
+}
+
+fn serving(model: &str, flags: &[&str]) -> Server {
+    Setup::serve(&[&["--max-running", "8"], flags].concat()).model(&reference(model)).start()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,11 +110,16 @@ async fn streamed_and_whole_answers_are_equal() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_requests_at_once_each_get_their_solo_tokens() {
-    let server = dense(&["--prefill-chunk", "32"]);
+    for model in ["dense", "ple", "moe"] {
+        eight_requests_at_once(&serving(model, &["--prefill-chunk", "32"])).await;
+    }
+}
+
+async fn eight_requests_at_once(server: &Server) {
     let bodies = ragged_requests();
     let start = server.soft("graph_launches");
     let alone = solo(server.client, &bodies).await;
-    let launches_alone = steps_since(&server, start).await;
+    let launches_alone = steps_since(server, start).await;
     let start = server.soft("graph_launches");
     let together = bodies.iter().enumerate().map(|(i, body)| {
         let (client, body) = (server.client, body.clone());
@@ -118,7 +129,7 @@ async fn eight_requests_at_once_each_get_their_solo_tokens() {
         assert_eq!(&request.await.expect("an answer"), alone, "{body}");
     }
     // They did share steps.
-    let launches_together = steps_since(&server, start).await;
+    let launches_together = steps_since(server, start).await;
     assert!(launches_together * 10 < launches_alone * 6, "{launches_together} of {launches_alone}");
     assert_eq!(server.soft("armed_allocations") + server.soft("armed_captures") + server.soft("armed_module_loads"), 0);
 }

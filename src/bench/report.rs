@@ -115,7 +115,8 @@ pub struct DecodePoint {
 /// are not among them: they could stay on the chip.
 #[derive(Clone, Copy, Serialize)]
 pub struct StepBytes {
-    /// Every weight once, the head included, padding included.
+    /// Every weight once, the head included, padding included; of experts those that one row goes to: rows that go to
+    /// others read more.
     pub weights: u64,
     /// K and V of the visible keys of every row: the window in sliding layers, all in global ones.
     pub kv_read: u64,
