@@ -46,7 +46,7 @@ fn main() {
     println!("cargo:rustc-check-cfg=cfg(gemma4_gpu_kernels)");
     println!("cargo:rustc-check-cfg=cfg(gemma4_nvtx)");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc");
+    let csrc = manifest_dir().join("csrc");
     let soft_files = files(&csrc.join("soft"), "cpp");
     let kernel_files = files(&csrc.join("kernels"), "cu");
 
@@ -112,11 +112,16 @@ fn main() {
     std::fs::write(out.join("images.rs"), source).expect("OUT_DIR is writable");
 }
 
+/// Asked at run time: a build folder that came from another place holds this script as it was built there.
+fn manifest_dir() -> PathBuf {
+    PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
+}
+
 /// The mistakes the gates plant: every `G4_PLANT_NAME` the kernel files know, with the files that know it. They are
 /// compile-time switches, present only under the feature `planted-mistakes` and never in the shipped image.
 fn planted_mistakes(kernels: &[PathBuf]) -> BTreeMap<String, Vec<PathBuf>> {
     let mut mistakes: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    let common = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/common");
+    let common = manifest_dir().join("csrc/common");
     let headers: Vec<(String, String)> = files(&common, "h")
         .iter()
         .map(|path| (path.file_name().expect("a file").to_string_lossy().into_owned(), read(path)))

@@ -6,6 +6,8 @@
 //! that permute the device's freedoms.
 
 mod common;
+#[path = "common/scores.rs"]
+mod scores;
 #[path = "common/serve.rs"]
 mod serve;
 
@@ -18,7 +20,8 @@ use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
 use gemma4_serve::model::plan::{PlanOptions, TablePlace};
 use gemma4_serve::request::GenerateRequest;
-use gemma4_serve::score::{ScoreOptions, Scores, score};
+use gemma4_serve::score::{ScoreOptions, score};
+use scores::differences;
 use serve::{Random, Serve};
 
 fn main() {
@@ -97,20 +100,6 @@ fn a_mistake_of_one_path_is_seen(gate: &mut Gate, name: &str, checkpoint: &Check
         let different = differences(&run(ScorePath::Prefill), &run(ScorePath::Decode));
         gate.fact(different.is_some(), &format!("{name}: goes red when {text}"));
     }
-}
-
-/// The first place where two scores differ in a bit.
-fn differences(a: &Scores, b: &Scores) -> Option<String> {
-    let states = a.hidden.iter().zip(&b.hidden).enumerate().map(|(i, (a, b))| (format!("state {i}"), a, b));
-    for (what, a, b) in states.chain([("logits".to_owned(), &a.logits, &b.logits)]) {
-        if a.len() != b.len() {
-            return Some(format!("(first in {what}: {} values against {})", a.len(), b.len()));
-        }
-        if let Some(at) = a.iter().zip(b).position(|(x, y)| x.to_bits() != y.to_bits()) {
-            return Some(format!("(first in {what} at {at}: {} against {})", a[at], b[at]));
-        }
-    }
-    None
 }
 
 /// A request and what it gives alone.

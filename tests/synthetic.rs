@@ -164,16 +164,6 @@ fn a_synthetic_model_has_the_published_shape_and_size() {
 }
 
 #[test]
-fn too_few_layers_are_refused_by_what_is_missing() {
-    // The last 20 layers of the E2B share K and V of the two in front of them.
-    let model = SyntheticModel { variant: Variant::E2b, layers: Some(21) };
-    let error = Checkpoint::synthetic(&model).err().unwrap().to_string();
-    for word in ["--synthetic e2b", "num_kv_shared_layers is 20", "no layer before 1"] {
-        assert!(error.contains(word), "{word} is not in: {error}");
-    }
-}
-
-#[test]
 fn the_other_variants_are_written_as_the_table_has_them() {
     for (variant, hidden, layers, heads, kv, intermediate, window, shared) in [
         (Variant::E2b, 1536, 35, 8, 1, 6144, 512, 20),
@@ -204,6 +194,24 @@ fn fewer_layers_are_the_last_of_the_pattern() {
         let kinds = |config: &ModelConfig| config.layers.iter().map(|layer| layer.kind).collect::<Vec<_>>();
         let all = kinds(&open(Variant::Dense12b, None).config);
         assert_eq!(kinds(&open(Variant::Dense12b, Some(layers)).config), all[48 - layers..]);
+    }
+}
+
+/// Layers with K and V of their own in front, sliding and global, and the published share of the tail behind them.
+#[test]
+fn fewer_layers_of_a_model_with_a_shared_tail_keep_both_parts() {
+    for (variant, all) in [(Variant::E2b, 35), (Variant::E4b, 42)] {
+        for layers in 1..=all {
+            let config = open(variant, Some(layers)).config;
+            let owners = config.layers_with_kv();
+            let last_of = |end: usize| config.layers[..end].iter().rev().map(|l| l.kind).take(2).collect::<Vec<_>>();
+            let wide = if variant == Variant::E2b { 12_288 } else { 10_240 };
+            assert!(config.layers[owners..].iter().all(|layer| layer.intermediate == wide), "{layers}");
+            assert!(last_of(owners)[0] == LayerKind::Global && last_of(layers)[0] == LayerKind::Global, "{layers}");
+            assert!(layers < 2 || last_of(owners)[1] == LayerKind::Sliding, "{layers}");
+            let proportion = layers * if variant == Variant::E2b { 20 } else { 18 } / all;
+            assert_eq!(layers - owners, proportion.min(layers.saturating_sub(2)), "{layers}");
+        }
     }
 }
 

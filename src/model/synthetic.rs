@@ -33,7 +33,8 @@ pub enum Variant {
 pub struct SyntheticModel {
     pub variant: Variant,
     /// The last so many layers of the published pattern, so that the model ends with a global layer as published; none:
-    /// all of them.
+    /// all of them. Where the tail shares K and V, the last of the layers with their own and the last of the tail, in
+    /// the published proportion.
     pub layers: Option<usize>,
 }
 
@@ -134,6 +135,13 @@ struct Shape {
     max_position: usize,
 }
 
+impl Shape {
+    /// How many of so many layers share K and V; two at least do not, of which one slides and one is global.
+    fn shared_of(&self, layers: usize) -> usize {
+        (layers * self.kv_shared_layers / self.layers).min(layers.saturating_sub(2))
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Experts {
     count: usize,
@@ -181,13 +189,17 @@ fn text_config(shape: &Shape, variant: Variant, layers: usize) -> Value {
     let kind = |index: usize| {
         if (index + 1).is_multiple_of(shape.global_every) { "full_attention" } else { "sliding_attention" }
     };
+    let shared = shape.shared_of(layers);
+    let first_shared = shape.layers - shape.kv_shared_layers;
+    let owners = first_shared - (layers - shared)..first_shared;
+    let kinds: Vec<_> = owners.chain(shape.layers - shared..shape.layers).map(kind).collect();
     let experts = shape.experts;
     json!({
         "model_type": format!("{}_text", shape.model_type),
         "dtype": "bfloat16",
         "hidden_size": shape.hidden,
         "num_hidden_layers": layers,
-        "layer_types": (shape.layers - layers..shape.layers).map(kind).collect::<Vec<_>>(),
+        "layer_types": kinds,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "num_global_key_value_heads": shape.global_kv_heads,
@@ -198,7 +210,7 @@ fn text_config(shape: &Shape, variant: Variant, layers: usize) -> Value {
         "sliding_window": shape.window,
         "attention_k_eq_v": shape.global_kv_heads.is_some(),
         "attention_bias": false,
-        "num_kv_shared_layers": shape.kv_shared_layers,
+        "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": shape.per_layer_input,
         "vocab_size": VOCAB,
         "vocab_size_per_layer_input": VOCAB,

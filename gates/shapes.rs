@@ -1,0 +1,65 @@
+//! Gate: the real dimensions.
+//!
+//! Two layers of each published size, one sliding and one global, and two more where a tail shares K and V, with
+//! weights made up on the device. 40 tokens by prefill, by decode through captured graphs, and in chunks of 7 give one
+//! set of bytes: every hidden state and the logits. What each product of these sizes gives, row by row, is checked
+//! beside the kernels (csrc/tests/gemm_test.cpp).
+
+mod common;
+#[path = "common/scores.rs"]
+mod scores;
+
+use common::Gate;
+use gemma4_serve::config::ScorePath;
+use gemma4_serve::device::{DeviceKind, soft};
+use gemma4_serve::model::checkpoint::Checkpoint;
+use gemma4_serve::model::config::LayerKind;
+use gemma4_serve::model::kernels::KernelImage;
+use gemma4_serve::model::plan::TablePlace;
+use gemma4_serve::model::synthetic::{SyntheticModel, Variant};
+use gemma4_serve::score::{ScoreOptions, score};
+use scores::differences;
+
+/// Tokens of the prompt: more than a page, and of a decode bucket's tiles one that is not full.
+const TOKENS: usize = 40;
+
+/// Two layers of the 31B and its embedding are 5 GB, those of the 26B-A4B 5 GB too; and buffers of 40 rows.
+const MEMORY_BYTES: u64 = 8 << 30;
+
+fn main() {
+    let mut gate = Gate::start("shapes");
+    let device = Gate::device();
+    assert!(device != DeviceKind::Soft || soft::set("memory_bytes", MEMORY_BYTES), "memory is set before it is used");
+    let sizes =
+        [(Variant::E2b, 4), (Variant::E4b, 4), (Variant::Dense12b, 2), (Variant::Moe26b, 2), (Variant::Dense31b, 2)];
+    for &(variant, layers) in if gate.full { &sizes[..] } else { &sizes[..1] } {
+        let model = SyntheticModel { variant, layers: Some(layers) };
+        let checkpoint = Checkpoint::synthetic(&model).expect("a synthetic model opens");
+        let config = &checkpoint.config;
+        let kinds: Vec<_> = config.layers.iter().map(|layer| (layer.kind, layer.owns_kv())).collect();
+        let all = [
+            (LayerKind::Sliding, true),
+            (LayerKind::Global, true),
+            (LayerKind::Sliding, false),
+            (LayerKind::Global, false),
+        ];
+        gate.fact(kinds == all[..layers], &format!("{model}: one layer of every kind: {kinds:?}"));
+
+        let ids: Vec<u32> = (0..TOKENS).map(|i| ((2 + 7919 * i) % config.vocab) as u32).collect();
+        let run = |path, graphs| {
+            let options =
+                ScoreOptions { path, graphs, hidden: true, segment: None, per_layer_table: TablePlace::Device };
+            score(&checkpoint, device, KernelImage::Shipped(device), &ids, options).expect("a score")
+        };
+        let prefill = run(ScorePath::Prefill, false);
+        let most = prefill.logits.iter().fold(0f32, |most, logit| most.max(logit.abs()));
+        let finite = prefill.logits.iter().all(|logit| logit.is_finite());
+        gate.fact(finite && most > 0.1 && most < 30.0, &format!("{model}: logits are finite and up to {most}"));
+        for (path, graphs) in [(ScorePath::Decode, true), (ScorePath::Chunks(7), false)] {
+            let different = differences(&prefill, &run(path, graphs));
+            let label = format!("{model}: {TOKENS} tokens by {path:?} equal prefill");
+            gate.fact(different.is_none(), &format!("{label} {}", different.unwrap_or_default()));
+        }
+    }
+    gate.finish();
+}
