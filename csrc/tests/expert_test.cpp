@@ -420,6 +420,24 @@ G4_TEST(expert_products_at_the_real_depths) {  // 26B-A4B: gate | up 1408 x 2816
   check_products(r, down, random_routes(r, 12, 3, 1, false), 1);
 }
 
+// The table of the launcher's test (src/model/kernels/geometry.rs): pairs, experts, tokens a tile, the most tiles; then
+// n, S, blocks a tile, and shared bytes where a block may have 227 KiB and where it may have 99.
+G4_TEST(expert_geometry_is_that_of_the_launcher) {
+  const int table[][9] = {{8, 128, 8, 8, 1408, 8, 44, 8192, 8192},
+                          {8, 128, 8, 8, 2816, 4, 44, 8192, 8192},
+                          {1024, 128, 8, 240, 2816, 4, 44, 8192, 8192},
+                          {16384, 128, 64, 382, 1408, 8, 11, 106496, 79872},
+                          {16384, 128, 64, 382, 2816, 4, 22, 106496, 79872}};
+  for (const auto& e : table) {
+    const bool few = e[2] == G4_EXPERT_TILE_TOKENS;
+    G4_CHECK(few == (e[0] <= G4_EXPERT_TILE_TOKENS * e[1]) && (few || e[2] == G4_EXPERT_TILE_TOKENS_MANY), "%d", e[0]);
+    G4_CHECK(tiles_max(e[0], e[1], e[2]) == e[3], "%d pairs", e[0]);
+    G4_CHECK((few ? g4::gemm_groups(e[4], 2, e[5]) : (g4::gemm_tiles(e[4]) + 7) / 8) == e[6], "n %d", e[4]);
+    G4_CHECK((few ? 8192 : g4::gemm_tiled_shared_bytes(112 << 10)) == e[7], "n %d", e[4]);
+    G4_CHECK((few ? 8192 : g4::gemm_tiled_shared_bytes()) == e[8], "n %d", e[4]);
+  }
+}
+
 G4_TEST(nan_of_one_pair_touches_no_other) {
   Random r(11);
   const Experts w(r, 2, 33, 72);

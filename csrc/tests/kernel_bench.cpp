@@ -1,4 +1,5 @@
-// Times every kernel of a decode step and of a prompt chunk at the shapes of the 12B and the 31B:
+// Times every kernel of a decode step and of a prompt chunk at the shapes of the 12B and the 31B, and those of experts
+// at those of the 26B-A4B:
 //   kernel_bench [--only TEXT] [--json FILE] [--seconds N] [--serial] [--rehearse]
 //
 // A case is a graph of several launches that read different weights, pages or rows, so that nothing is found in L2 by
@@ -8,6 +9,7 @@
 // everything at toy shapes (on the software device it shows that every launch is right, and times nothing).
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "gemm_wgmma.cuh"
 #include "harness.h"
@@ -516,7 +518,13 @@ void bench_sampler(const Model& m, int rows) {
   }
 }
 
+}  // namespace
+
+#include "kernel_bench_experts.h"
+
 // ---- Run ----
+
+namespace {
 
 void bench() {
   Session& s = Session::get();
@@ -547,6 +555,8 @@ void bench() {
     for (int rows : {1, 8, 64, 128})
       if (!options.rehearse || rows == 1) bench_sampler(m, rows);
   }
+  for (int rows : {1, 8, 64, 128, 2048})
+    if (!options.rehearse || rows <= 64) bench_experts(options.rehearse ? kToyExperts : kExperts, rows);
   std::printf("%.1f s; %d cases left out for time\n", seconds(), left_out);
 }
 

@@ -119,7 +119,7 @@ pub fn shared_bytes_max(name: &str, device_max: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::gemm_geometry;
+    use super::{expert_gemm_geometry, expert_tiles_max, gemm_geometry};
 
     /// The table of csrc/tests/gemm_test.cpp: token tiles, n, S, then the grid, then shared bytes where a block may
     /// have 227 KiB and where it may have 99.
@@ -140,6 +140,25 @@ mod tests {
         for (token_tiles, n, slabs, blocks, large, small) in table {
             assert_eq!(gemm_geometry(token_tiles, n, slabs, 232448), (blocks, large), "{token_tiles} {n}");
             assert_eq!(gemm_geometry(token_tiles, n, slabs, 101376), (blocks, small), "{token_tiles} {n}");
+        }
+    }
+
+    /// The table of csrc/tests/expert_test.cpp: pairs, experts, tokens a tile, the most tiles; then n, S, blocks a tile
+    /// and shared bytes as above, of the 26B-A4B.
+    #[test]
+    fn expert_geometry_is_that_of_the_kernels() {
+        let table = [
+            (8, 128, 8, 8, 1408, 8, 44, 8192, 8192),
+            (8, 128, 8, 8, 2816, 4, 44, 8192, 8192),
+            (1024, 128, 8, 240, 2816, 4, 44, 8192, 8192),
+            (16384, 128, 64, 382, 1408, 8, 11, 106496, 79872),
+            (16384, 128, 64, 382, 2816, 4, 22, 106496, 79872),
+        ];
+        for (pairs, experts, tokens, tiles, n, slabs, blocks, large, small) in table {
+            assert_eq!(super::super::expert_tile_tokens(pairs, experts), tokens, "{pairs} pairs");
+            assert_eq!(expert_tiles_max(pairs, experts, tokens), tiles, "{pairs} pairs");
+            assert_eq!(expert_gemm_geometry(tokens, n, slabs, tiles, 232448), (blocks, tiles, large), "{n}");
+            assert_eq!(expert_gemm_geometry(tokens, n, slabs, tiles, 101376), (blocks, tiles, small), "{n}");
         }
     }
 }
