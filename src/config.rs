@@ -12,6 +12,7 @@ use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX, SPARE_CONNECTIONS, WAITING_MAX}
 use crate::model::plan::TablePlace;
 use crate::model::source::ModelSource;
 use crate::model::synthetic::{SyntheticModel, Variant};
+use crate::model::weight_format::why_no_folder;
 use crate::sampling::LogprobsMode;
 
 /// Model id of the checkpoint compiled into the binary.
@@ -369,7 +370,7 @@ fn check_model_folder(model: Option<&Path>) -> Result<(), ConfigError> {
     let error = |reason: &str| ConfigError::Model { path: folder.display().to_string(), reason: reason.into() };
     match folder.metadata() {
         Ok(m) if m.is_dir() => Ok(()),
-        Ok(_) => Err(error("not a folder")),
+        Ok(_) => Err(error(&why_no_folder(folder))),
         Err(e) => Err(error(&e.to_string())),
     }
 }

@@ -45,6 +45,8 @@ pub const SPARE_CONNECTIONS: usize = 960;
 pub const OTHER_DESCRIPTORS: usize = 256;
 /// Bytes of a safetensors header; the largest published one is below 1 MiB.
 pub const SAFETENSORS_HEADER_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a tensor's name; the longest published one is below 100.
+pub const TENSOR_NAME_BYTES_MAX: usize = 512;
 
 const _: () = assert!(SMALL_BODY_BYTES_MAX < BODY_BYTES_MAX && BODY_BYTES_MAX <= LARGE_BODIES_BYTES_MAX);
 const _: () = assert!(BUCKETS[BUCKETS.len() - 1] == ROWS_MAX);

@@ -120,6 +120,35 @@ fn damaged_weights_are_refused_with_file_and_tensor() {
     refused_model(garbage.path(), &["model.safetensors: "]);
 }
 
+/// Of each kind of damage one case goes through the program: a line on stderr, and nothing else but the log.
+#[test]
+fn a_refusal_of_a_checkpoint_is_one_line() {
+    const NORM: &str = "model.language_model.layers.3.input_layernorm.weight";
+    let nan = damaged(|bytes| {
+        let at =
+            read_header(bytes).expect("a header").into_iter().find(|info| info.name == NORM).expect("a norm").bytes;
+        bytes[at][..2].copy_from_slice(&[0xc0, 0x7f]);
+    });
+    let quantised = folder(|c| c["quantization_config"] = json!({"quant_method": "fp8"}));
+    let gguf = folder(|_| {});
+    fs::write(gguf.path().join("model-Q4_0.gguf"), "GGUF").expect("a file");
+    let nested = folder(|_| {});
+    fs::write(nested.path().join("config.json"), "[".repeat(1_000_000)).expect("a file");
+    let looped = folder(|_| {});
+    std::os::unix::fs::symlink("model.safetensors", looped.path().join("model.safetensors")).expect("a link");
+    for (folder, words) in [
+        (nan, &["model.safetensors: tensor ", NORM, "holds NaN at element 0"][..]),
+        (quantised, &["config.json: quantization_config is fp8", "FP8"]),
+        (gguf, &["model-Q4_0.gguf: a GGUF file"]),
+        (nested, &["config.json: not a JSON object: recursion limit"]),
+        (looped, &["model.safetensors: Too many levels of symbolic links"]),
+    ] {
+        let ended = ends(Setup::serve(&["--max-running", "2", "--log", "off"]).model(folder.path()), 2, words);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    }
+    ends(Setup::bare(&["--model", "no/such/model.gguf"]), 2, &["--model no/such/model.gguf"]);
+}
+
 #[test]
 fn tensors_that_are_missing_or_unknown_are_refused_by_name() {
     const NORM: &str = "model.language_model.layers.3.input_layernorm.weight";
@@ -169,6 +198,9 @@ fn configs_of_other_models_are_refused_by_field() {
     for (change, words) in changes {
         refused_model(folder(change).path(), words);
     }
+    let wider = folder(|c| c["text_config"]["hidden_size_per_layer_input"] = json!(16));
+    fs::copy(reference("dense").join("model.safetensors"), wider.path().join("model.safetensors")).expect("a copy");
+    refused_model(wider.path(), &["embed_tokens_per_layer.weight", "missing"]);
     let folder = folder(|_| {});
     fs::remove_file(folder.path().join("config.json")).expect("it was there");
     refused_model(folder.path(), &["config.json"]);

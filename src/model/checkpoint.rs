@@ -15,8 +15,10 @@ use super::safetensors::{Dtype, HeaderError, TensorInfo};
 use super::shards::{Shard, open_shards, read_optional};
 use super::synthetic::{self, Spread, SyntheticModel};
 use super::tensors::{
-    self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, PerLayerTable, Prefix, is_skipped, is_unused,
+    self, EMBED, Expected, LayerTensors, OuterTensors, PREFIXES, PerLayerTable, Prefix, is_of_other_tower, is_skipped,
+    is_unused,
 };
+use super::weight_format::{self, QuantisedForm};
 
 /// An opened checkpoint whose text tower is complete.
 pub struct Checkpoint {
@@ -27,6 +29,8 @@ pub struct Checkpoint {
     outer: OuterTensors<Place>,
     head: Option<Place>,
     layers: Vec<LayerTensors<Place>>,
+    /// Tensors that are never read, in file order.
+    left_out: Vec<(LeftOut, Place)>,
     tokenizer: TokenizerJson,
     chat_template: Option<String>,
 }
@@ -46,6 +50,17 @@ pub struct TensorView<'a> {
     /// Rows by depth, or one dimension; depth is contiguous.
     pub shape: &'a [usize],
     pub content: Content<'a>,
+}
+
+/// Why a tensor of the files is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeftOut {
+    /// Another modality's: vision, audio.
+    OtherTower,
+    /// Of a layer that reads another's K and V.
+    SharedKv,
+    /// What quantisation-aware training leaves behind.
+    Ranges,
 }
 
 /// Where a tensor's values come from.
@@ -105,6 +120,12 @@ pub enum CheckpointError {
     Unknown { path: PathBuf, tensor: String },
     #[error("{}: tensor {tensor} contradicts attention_k_eq_v, which takes V of this layer from K", path.display())]
     VBesideKEqV { path: PathBuf, tensor: String },
+    #[error("{}: tensor {tensor} holds {value} at element {element}: norms and scalars must be finite", path.display())]
+    NotFinite { path: PathBuf, tensor: String, element: usize, value: f32 },
+    #[error("{}: {what}: {}", path.display(), form.why())]
+    Quantised { path: PathBuf, what: String, form: QuantisedForm },
+    #[error("{}: not UTF-8: {source}", path.display())]
+    NotText { path: PathBuf, source: std::str::Utf8Error },
     #[error("{source_name}: tie_word_embeddings is false but {tensor} is missing")]
     NoHead { source_name: String, tensor: &'static str },
 }
@@ -116,17 +137,19 @@ pub struct EmbeddedFiles {
     pub generation_config: Option<&'static [u8]>,
     pub tokenizer_config: Option<&'static [u8]>,
     pub tokenizer: Option<&'static [u8]>,
-    pub chat_template: Option<&'static [u8]>,
+    pub chat_template: Option<&'static str>,
     pub weights: &'static [u8],
 }
 
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+const TEMPLATE: &str = "chat_template.jinja";
 
 impl Checkpoint {
     /// Opens a folder as published: `config.json` and `model.safetensors` or its index with shards;
     /// `generation_config.json`, `tokenizer_config.json`, `tokenizer.json` and `chat_template.jinja` where there.
     pub fn open(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+        weight_format::check_folder(folder)?;
         let read = |name: &str, bytes_max| read_optional(&folder.join(name), bytes_max);
         let config = read("config.json", CONFIG_BYTES_MAX)?.ok_or_else(|| CheckpointError::Io {
             path: folder.join("config.json"),
@@ -134,14 +157,17 @@ impl Checkpoint {
         })?;
         let generation = read("generation_config.json", CONFIG_BYTES_MAX)?;
         let tokenizer_config = read("tokenizer_config.json", CONFIG_BYTES_MAX)?;
-        let template = read("chat_template.jinja", CONFIG_BYTES_MAX)?;
+        let template = read(TEMPLATE, CONFIG_BYTES_MAX)?.map_or(Ok(None), |bytes| {
+            let text = std::str::from_utf8(&bytes).map(|text| Some(text.to_owned()));
+            text.map_err(|source| CheckpointError::NotText { path: folder.join(TEMPLATE), source })
+        })?;
         let config = ModelConfig::parse(&config, generation.as_deref(), tokenizer_config.as_deref())
             .map_err(|source| CheckpointError::Config { folder: folder.to_owned(), source: source.into() })?;
         let shards = open_shards(folder)?;
         Ok(Checkpoint {
             tokenizer: read("tokenizer.json", TOKENIZER_BYTES_MAX)?
                 .map_or(TokenizerJson::None, |bytes| TokenizerJson::Bytes(bytes.into())),
-            chat_template: chat_template(template.as_deref(), tokenizer_config.as_deref()),
+            chat_template: template.or_else(|| older_chat_template(tokenizer_config.as_deref())),
             ..Self::assemble(config, folder_name(folder), &folder.display().to_string(), shards)?
         })
     }
@@ -154,7 +180,10 @@ impl Checkpoint {
         let shards = vec![Shard::from_static(path, files.weights)?];
         Ok(Checkpoint {
             tokenizer: files.tokenizer.map_or(TokenizerJson::None, |bytes| TokenizerJson::Bytes(bytes.into())),
-            chat_template: chat_template(files.chat_template, files.tokenizer_config),
+            chat_template: files
+                .chat_template
+                .map(str::to_owned)
+                .or_else(|| older_chat_template(files.tokenizer_config)),
             ..Self::assemble(config, files.name.to_owned(), &format!("embedded {}", files.name), shards)?
         })
     }
@@ -167,7 +196,7 @@ impl Checkpoint {
             generation_config: Some(include_bytes!("../../models/tiny/generation_config.json")),
             tokenizer_config: Some(include_bytes!("../../models/tiny/tokenizer_config.json")),
             tokenizer: Some(include_bytes!("../../models/tiny/tokenizer.json")),
-            chat_template: Some(include_bytes!("../../models/tiny/chat_template.jinja")),
+            chat_template: Some(include_str!("../../models/tiny/chat_template.jinja")),
             weights: include_bytes!("../../models/tiny/model.safetensors"),
         })
     }
@@ -212,12 +241,20 @@ impl Checkpoint {
 
     /// Bytes of every tensor that is loaded.
     pub fn weight_bytes(&self) -> u64 {
-        let mut bytes = self.head().map_or(0, |head| head.byte_count() as u64);
-        self.outer.map(|place| bytes += self.view(place).byte_count() as u64);
-        for layer in &self.layers {
-            layer.map(|place| bytes += self.view(place).byte_count() as u64);
-        }
-        bytes
+        self.all().map(|place| self.view(&place).byte_count() as u64).sum()
+    }
+
+    /// The tensors that are in the files and not read, in file order: why, name and bytes.
+    pub fn left_out(&self) -> impl Iterator<Item = (LeftOut, &str, u64)> {
+        self.left_out.iter().map(|(why, place)| {
+            let (_, info) = place.of(&self.shards);
+            (*why, info.name.as_str(), info.bytes.len() as u64)
+        })
+    }
+
+    /// The files of tensors: path, tensors and bytes. A synthetic model's holds none.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, usize, u64)> {
+        self.shards.iter().map(|shard| (shard.path.as_path(), shard.tensors.len(), shard.file_bytes() as u64))
     }
 
     pub fn tokenizer_json(&self) -> Option<Cow<'_, [u8]>> {
@@ -232,6 +269,16 @@ impl Checkpoint {
         self.chat_template.as_deref()
     }
 
+    /// Every tensor that is loaded.
+    fn all(&self) -> impl Iterator<Item = Place> {
+        let mut places: Vec<Place> = self.head.into_iter().collect();
+        self.outer.map(|place| places.push(*place));
+        for layer in &self.layers {
+            layer.map(|place| places.push(*place));
+        }
+        places.into_iter()
+    }
+
     fn view(&self, place: &Place) -> TensorView<'_> {
         let (shard, info) = place.of(&self.shards);
         TensorView { name: &info.name, shape: &info.shape, content: shard.content(info) }
@@ -243,6 +290,7 @@ impl Checkpoint {
         source_name: &str,
         shards: Vec<Shard>,
     ) -> Result<Checkpoint, CheckpointError> {
+        weight_format::check_tensors(&shards)?;
         let places = places_by_name(&shards);
         let mut tower = Tower { source_name, prefix: find_prefix(source_name, &places)?, shards: &shards, places };
         let outer = tensors::outer(&config).try_map(|expected| tower.take(expected))?;
@@ -250,17 +298,20 @@ impl Checkpoint {
             .map(|index| tensors::layer(&config, index).try_map(|expected| tower.take(expected)))
             .collect::<Result<Vec<_>, _>>()?;
         let head = tower.take_head(&config)?;
-        tower.refuse_rest(&config)?;
-        Ok(Checkpoint {
+        let left_out = tower.left_out(&config)?;
+        let checkpoint = Checkpoint {
             config,
             name,
             shards,
             outer,
             head,
             layers,
+            left_out,
             tokenizer: TokenizerJson::None,
             chat_template: None,
-        })
+        };
+        checkpoint.all().try_for_each(|place| check_finite(place.of(&checkpoint.shards)))?;
+        Ok(checkpoint)
     }
 }
 
@@ -275,6 +326,23 @@ impl Place {
     fn of(self, shards: &[Shard]) -> (&Shard, &TensorInfo) {
         let shard = &shards[self.shard];
         (shard, &shard.tensors[self.tensor])
+    }
+}
+
+/// A norm or a scalar that is not finite would make every token NaN, and no later check would name it. Matrices are not
+/// read here: they are a thousand times as many bytes.
+fn check_finite((shard, info): (&Shard, &TensorInfo)) -> Result<(), CheckpointError> {
+    let Content::Stored(bytes) = shard.content(info) else { return Ok(()) };
+    if info.shape.len() > 1 {
+        return Ok(());
+    }
+    let values = bytes.chunks_exact(2).map(|bytes| half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32());
+    match values.enumerate().find(|(_, value)| !value.is_finite()) {
+        Some((element, value)) => {
+            let (path, tensor) = (shard.path.clone(), info.name.clone());
+            Err(CheckpointError::NotFinite { path, tensor, element, value })
+        }
+        None => Ok(()),
     }
 }
 
@@ -317,22 +385,35 @@ impl Tower<'_> {
         Ok(place)
     }
 
-    /// Every tensor that was not taken must be one that is skipped by name. The first in file order is named.
-    fn refuse_rest(&self, config: &ModelConfig) -> Result<(), CheckpointError> {
-        let is_left_out = |name: &str| {
-            is_skipped(name, &self.prefix)
-                || name.strip_prefix(self.prefix.text).is_some_and(|name| is_unused(config, name))
+    /// Every tensor that was not taken must be one that is left out by name. The first in file order that is not is
+    /// named.
+    fn left_out(&self, config: &ModelConfig) -> Result<Vec<(LeftOut, Place)>, CheckpointError> {
+        let why = |name: &str| {
+            let of_text = name.strip_prefix(self.prefix.text);
+            if of_text.is_some_and(|name| is_unused(config, name)) {
+                Some(LeftOut::SharedKv)
+            } else if is_of_other_tower(name, &self.prefix) {
+                Some(LeftOut::OtherTower)
+            } else {
+                is_skipped(name, &self.prefix).then_some(LeftOut::Ranges)
+            }
         };
-        let rest = self.places.iter().filter(|(name, _)| !is_left_out(name));
-        let Some((name, place)) = rest.min_by_key(|(_, place)| (place.shard, place.tensor)) else {
-            return Ok(());
-        };
+        let mut rest: Vec<(&str, Place)> = self.places.iter().map(|(name, place)| (*name, *place)).collect();
+        rest.sort_unstable_by_key(|(_, place)| (place.shard, place.tensor));
+        let mut left_out = Vec::with_capacity(rest.len());
+        for (name, place) in rest {
+            left_out.push((why(name).ok_or_else(|| self.unknown(config, name, place))?, place));
+        }
+        Ok(left_out)
+    }
+
+    fn unknown(&self, config: &ModelConfig, name: &str, place: Place) -> CheckpointError {
         let (path, tensor) = (self.shards[place.shard].path.clone(), name.to_string());
         let v_of = |index: usize| format!("{}layers.{index}.self_attn.v_proj.weight", self.prefix.text);
-        if config.layers.iter().enumerate().any(|(index, layer)| layer.k_eq_v && v_of(index) == *name) {
-            return Err(CheckpointError::VBesideKEqV { path, tensor });
+        if config.layers.iter().enumerate().any(|(index, layer)| layer.k_eq_v && v_of(index) == name) {
+            return CheckpointError::VBesideKEqV { path, tensor };
         }
-        Err(CheckpointError::Unknown { path, tensor })
+        CheckpointError::Unknown { path, tensor }
     }
 }
 
@@ -365,11 +446,8 @@ fn find_prefix(source_name: &str, places: &HashMap<&str, Place>) -> Result<Prefi
     }
 }
 
-/// The template's own file, or the field of tokenizer_config.json that held it in older repositories.
-fn chat_template(file: Option<&[u8]>, tokenizer_config: Option<&[u8]>) -> Option<String> {
-    if let Some(text) = file.and_then(|bytes| std::str::from_utf8(bytes).ok()) {
-        return Some(text.to_owned());
-    }
+/// The field of tokenizer_config.json that held the template before it had a file of its own.
+fn older_chat_template(tokenizer_config: Option<&[u8]>) -> Option<String> {
     let config: serde_json::Value = serde_json::from_slice(tokenizer_config?).ok()?;
     match config.get("chat_template")? {
         serde_json::Value::String(text) => Some(text.clone()),

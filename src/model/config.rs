@@ -7,10 +7,11 @@
 use serde_json::Value;
 
 pub use super::fields::ConfigError;
-use super::fields::{Fields, shown};
+use super::fields::{Fields, clipped, shown};
 use super::kernels::bindings::{G4_EXPERTS_MAX, G4_EXPERTS_TOP_MAX, G4_SAMPLE_GROUP, G4_SAMPLE_GROUPS_MAX};
 use super::layers;
 pub use super::layers::{LayerConfig, LayerKind, RopeConfig};
+use super::weight_format;
 use crate::limits::EOS_IDS_MAX;
 use crate::sampling::SamplingParams;
 
@@ -199,7 +200,7 @@ impl ModelConfig {
 }
 
 fn json(file: &'static str, bytes: &[u8]) -> Result<Value, ConfigError> {
-    serde_json::from_slice(bytes).map_err(|e| ConfigError::Json { file, why: e.to_string() })
+    serde_json::from_slice(bytes).map_err(|e| ConfigError::Json { file, why: clipped(&e.to_string()) })
 }
 
 fn empty() -> Value {
@@ -237,10 +238,7 @@ fn text_part<'a>(outer: &Fields<'a>) -> Result<(ModelType, Fields<'a>), ConfigEr
 
 /// Features of other members of the family, and values no published checkpoint has.
 fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
-    if let Some(value) = fields.get("quantization_config") {
-        let method = value.get("quant_method").and_then(Value::as_str).map_or_else(|| shown(value), str::to_owned);
-        return Err(fields.unsupported("quantization_config", method, "quantised checkpoints are not served yet"));
-    }
+    weight_format::check_config(fields)?;
     for key in ["dtype", "torch_dtype"] {
         if let Some(dtype) = fields.string(key)?.filter(|&dtype| dtype != "bfloat16") {
             return Err(fields.unsupported(key, dtype, "only bfloat16 checkpoints are served"));

@@ -35,7 +35,8 @@ impl<'a> Fields<'a> {
 
     /// Dotted path of a field of this object.
     pub fn path(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        let key = clipped(key);
+        if self.path.is_empty() { key } else { format!("{}.{key}", self.path) }
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
@@ -124,7 +125,7 @@ impl<'a> Fields<'a> {
         ConfigError::Unsupported {
             file: self.file,
             field: self.path(key),
-            value: clipped(value.to_string()),
+            value: clipped(&value.to_string()),
             why: why.into(),
         }
     }
@@ -140,14 +141,21 @@ pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Array(list) => format!("a list of {}", list.len()),
         Value::Object(map) => format!("an object of {} fields", map.len()),
-        other => clipped(other.to_string()),
+        other => clipped(&other.to_string()),
     }
 }
 
-fn clipped(text: String) -> String {
-    const CHARS_MAX: usize = 80;
-    if text.chars().count() <= CHARS_MAX {
-        return text;
+/// Text out of a file as an error shows it: of bounded length, and control characters escaped, so that a refusal stays
+/// one line.
+pub(super) fn clipped(text: &str) -> String {
+    const CHARS_MAX: usize = 240;
+    let mut shown = String::new();
+    for (index, char) in text.chars().enumerate() {
+        if index == CHARS_MAX {
+            shown += "...";
+            break;
+        }
+        if char.is_control() { shown.extend(char.escape_default()) } else { shown.push(char) }
     }
-    text.chars().take(CHARS_MAX).chain("...".chars()).collect()
+    shown
 }

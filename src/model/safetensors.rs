@@ -12,7 +12,8 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use crate::limits::SAFETENSORS_HEADER_BYTES_MAX;
+use super::fields::clipped;
+use crate::limits::{SAFETENSORS_HEADER_BYTES_MAX, TENSOR_NAME_BYTES_MAX};
 
 /// A tensor as the header describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +77,7 @@ pub fn read_header(file: &[u8]) -> Result<Vec<TensorInfo>, HeaderError> {
     if header.first() != Some(&b'{') {
         return Err(HeaderError::Json("it does not begin with {".into()));
     }
-    let Header(mut entries) = serde_json::from_slice(header).map_err(|e| HeaderError::Json(e.to_string()))?;
+    let Header(mut entries) = serde_json::from_slice(header).map_err(|e| HeaderError::Json(clipped(&e.to_string())))?;
     entries.sort_by(|(a_name, a), (b_name, b)| (a.data_offsets, a_name).cmp(&(b.data_offsets, b_name)));
     check_cover(&entries, data.len() as u64)?;
     let data_begin = file.len() - data.len();
@@ -122,7 +123,7 @@ impl Entry {
     /// Checks shape against bytes; `check_cover` has placed the bytes inside the file.
     fn resolve(self, name: String, data_begin: usize) -> Result<TensorInfo, HeaderError> {
         let Some(dtype) = Dtype::parse(&self.dtype) else {
-            return Err(HeaderError::Dtype { name, dtype: self.dtype });
+            return Err(HeaderError::Dtype { name, dtype: clipped(&self.dtype) });
         };
         let [begin, end] = self.data_offsets;
         let bits = self.shape.iter().try_fold(dtype.bits() as u64, |bits, &dim| bits.checked_mul(dim));
@@ -153,6 +154,7 @@ impl<'de> Deserialize<'de> for Header {
                 let mut seen = std::collections::HashSet::new();
                 let mut entries = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
+                    check_name(&name).map_err(A::Error::custom)?;
                     if !seen.insert(name.clone()) {
                         return Err(A::Error::custom(format_args!("{name} stands in it twice")));
                     }
@@ -168,6 +170,14 @@ impl<'de> Deserialize<'de> for Header {
         }
         deserializer.deserialize_map(Entries)
     }
+}
+
+/// Names stand in messages: one that no checkpoint has must not make a refusal longer than a line.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    if name.len() <= TENSOR_NAME_BYTES_MAX && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(format!("{} is no name of a tensor: {TENSOR_NAME_BYTES_MAX} bytes of plain text at most", clipped(name)))
 }
 
 impl Dtype {

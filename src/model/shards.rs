@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use super::checkpoint::{CheckpointError, Content};
-use super::safetensors::{TensorInfo, read_header};
+use super::fields::clipped;
+use super::safetensors::{TensorInfo, check_name, read_header};
 use super::synthetic::Spread;
 use crate::device::mmap::map_read_only;
 
@@ -51,6 +52,11 @@ impl Shard {
         Shard { path, tensors, bytes: Bytes::Synthetic }
     }
 
+    /// Length of the file; 0 of tensors that are made up.
+    pub fn file_bytes(&self) -> usize {
+        self.bytes.get().map_or(0, <[u8]>::len)
+    }
+
     /// What fills one of its tensors.
     pub fn content(&self, info: &TensorInfo) -> Content<'_> {
         match self.bytes.get() {
@@ -70,15 +76,16 @@ impl Bytes {
     }
 }
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 const SHARDS_MAX: usize = 4096;
 
 /// Opens the single file if it is there (as the reference library prefers), else what the index names.
 pub(super) fn open_shards(folder: &Path) -> Result<Vec<Shard>, CheckpointError> {
     let single = folder.join(SINGLE);
-    if single.exists() {
+    // Whatever stands under that name: a link that leads nowhere is a damaged file, not an absent one.
+    if single.symlink_metadata().is_ok() {
         return Ok(vec![Shard::open(single)?]);
     }
     let path = folder.join(INDEX);
@@ -86,7 +93,7 @@ pub(super) fn open_shards(folder: &Path) -> Result<Vec<Shard>, CheckpointError> 
         return Err(CheckpointError::NoWeights { folder: folder.to_owned() });
     };
     let index: Index = serde_json::from_slice(&bytes)
-        .map_err(|e| CheckpointError::Index { path: path.clone(), why: e.to_string() })?;
+        .map_err(|e| CheckpointError::Index { path: path.clone(), why: clipped(&e.to_string()) })?;
     let by_shard = index.by_shard().map_err(|why| CheckpointError::Index { path, why })?;
     by_shard.into_iter().map(|(shard, tensors)| open_indexed(folder, shard, tensors)).collect()
 }
@@ -131,8 +138,9 @@ impl Index {
         }
         for (tensor, shard) in pairs {
             let plain = Path::new(shard).file_name().is_some_and(|name| name == shard);
-            if !plain || !shard.ends_with(".safetensors") {
-                return Err(format!("tensor {tensor} is said to be in {shard:?}, not the name of a safetensors file"));
+            if !plain || check_name(shard).is_err() || !shard.ends_with(".safetensors") {
+                let shard = clipped(&format!("{shard:?}"));
+                return Err(format!("tensor {tensor} is said to be in {shard}, not the name of a safetensors file"));
             }
             shards.entry(shard).or_default().push(tensor);
         }
@@ -160,6 +168,7 @@ impl<'de> Deserialize<'de> for WeightMap {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(tensor) = map.next_key::<String>()? {
+                    check_name(&tensor).map_err(A::Error::custom)?;
                     let shard = map.next_value().map_err(|e| A::Error::custom(format_args!("{tensor}: {e}")))?;
                     pairs.push((tensor, shard));
                 }
@@ -170,11 +179,11 @@ impl<'de> Deserialize<'de> for WeightMap {
     }
 }
 
-/// A whole file of at most `bytes_max` bytes, or none if it is not there.
+/// A whole file of at most `bytes_max` bytes, or none if it is not there; a link that leads nowhere is an error.
 pub(super) fn read_optional(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
     let io = |source| CheckpointError::Io { path: path.to_owned(), source };
     let metadata = match path.metadata() {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err() => return Ok(None),
         metadata => metadata.map_err(io)?,
     };
     if !metadata.is_file() {

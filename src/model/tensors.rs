@@ -263,9 +263,12 @@ pub const PREFIXES: [Prefix; 3] = [
 /// Whether a tensor belongs to what a text-only server leaves out: the other modalities' towers, and the ranges that
 /// quantisation-aware training leaves behind.
 pub fn is_skipped(name: &str, prefix: &Prefix) -> bool {
-    const TOWERS: [&str; 5] = ["vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."];
     const RANGES: [&str; 6] = ["input_min", "input_max", "output_min", "output_max", "k_cache_scale", "v_cache_scale"];
-    let in_tower =
-        name.strip_prefix(prefix.towers).is_some_and(|rest| TOWERS.iter().any(|tower| rest.starts_with(tower)));
-    in_tower || name.rsplit_once('.').is_some_and(|(_, last)| RANGES.contains(&last))
+    is_of_other_tower(name, prefix) || name.rsplit_once('.').is_some_and(|(_, last)| RANGES.contains(&last))
+}
+
+/// Whether a tensor belongs to another modality's tower.
+pub fn is_of_other_tower(name: &str, prefix: &Prefix) -> bool {
+    const TOWERS: [&str; 5] = ["vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder."];
+    name.strip_prefix(prefix.towers).is_some_and(|rest| TOWERS.iter().any(|tower| rest.starts_with(tower)))
 }
