@@ -32,6 +32,8 @@ pub struct Cli {
 pub enum Command {
     /// Writes the teacher-forced logits of a list of token ids, through the kernels and graphs that serve.
     Score(ScoreFlags),
+    /// Prints what would be loaded, what it takes and which cards hold it, without a device.
+    Inspect(crate::inspect::InspectFlags),
     /// Measures decode steps and prompts on the device, without HTTP.
     Bench(crate::bench::BenchFlags),
     /// Measures what a decode step costs the host, on the software device with its kernels switched off.

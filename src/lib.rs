@@ -11,8 +11,8 @@
 //! 6. [`model`]: configuration, weights, the forward pass and the kernel launchers.
 //! 7. [`device`]: context, streams, events, buffers, graphs over the driver API, and the software device.
 //!
-//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], [`alloc`], and [`score`],
-//! [`bench`] and [`bench_step`], which run the model without a server.
+//! Beside the path: [`config`] (flags), [`limits`], [`error`], [`metrics`], [`trace`], [`alloc`]; [`score`], [`bench`]
+//! and [`bench_step`], which run the model without a server; and [`inspect`], which runs nothing.
 
 pub mod config;
 pub mod trace;
@@ -23,6 +23,7 @@ pub mod text;
 pub mod bench;
 pub mod bench_step;
 pub mod engine;
+pub mod inspect;
 pub mod request;
 pub mod sampling;
 pub mod score;

@@ -13,7 +13,7 @@ use gemma4_serve::engine::start::start_engine;
 use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
-use gemma4_serve::{bench, bench_step, score, trace};
+use gemma4_serve::{bench, bench_step, inspect, score, trace};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -35,6 +35,14 @@ fn main() -> ExitCode {
                 let exit = score::run(&config).map_or_else(|e| score_failed(&e), |()| Exit::Drained);
                 log.flush(Duration::from_millis(200));
                 exit
+            }
+            Err(e) => refused(&e.to_string()),
+        },
+        Some(Command::Inspect(flags)) => match inspect::run(flags) {
+            Ok(page) => {
+                // A closed stdout is no failure.
+                let _ = std::io::stdout().write_all(page.as_bytes());
+                Exit::Drained
             }
             Err(e) => refused(&e.to_string()),
         },

@@ -252,9 +252,10 @@ impl Checkpoint {
         })
     }
 
-    /// The files of tensors: path, tensors and bytes. A synthetic model's holds none.
+    /// The files of tensors: path, tensors and bytes. A synthetic model has none.
     pub fn files(&self) -> impl Iterator<Item = (&Path, usize, u64)> {
-        self.shards.iter().map(|shard| (shard.path.as_path(), shard.tensors.len(), shard.file_bytes() as u64))
+        let files = self.shards.iter().filter(|shard| shard.file_bytes() > 0);
+        files.map(|shard| (shard.path.as_path(), shard.tensors.len(), shard.file_bytes() as u64))
     }
 
     pub fn tokenizer_json(&self) -> Option<Cow<'_, [u8]>> {
@@ -263,6 +264,10 @@ impl Checkpoint {
             TokenizerJson::Bytes(bytes) => Some(Cow::Borrowed(bytes)),
             TokenizerJson::Synthetic => Some(Cow::Owned(synthetic::tokenizer_json(self.config.vocab))),
         }
+    }
+
+    pub fn has_tokenizer(&self) -> bool {
+        !matches!(self.tokenizer, TokenizerJson::None)
     }
 
     pub fn chat_template(&self) -> Option<&str> {

@@ -367,6 +367,8 @@ const PAIR_BYTES: u64 = (3 * I32 + size_of::<G4ExpertTile>()) as u64;
 /// so that a matrix need not stand on the device twice.
 pub const STAGING_BUFFERS: usize = 2;
 pub const STAGING_BYTES_MAX: usize = 32 << 20;
+/// The line of those buffers: of the weights' lines the one that holds no weights.
+pub const STAGING: &str = "staging of packing";
 
 /// Bounded by the configuration's limits, except where a page count is a factor: there it saturates.
 fn product(factors: &[usize]) -> u64 {
@@ -445,7 +447,8 @@ impl WeightSums {
     }
 }
 
-pub(super) fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table: TablePlace) -> Vec<Line> {
+/// The lines of weights alone.
+pub fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table: TablePlace) -> Vec<Line> {
     let WeightSums { matrices, count, largest, experts, vectors, projection, .. } = WeightSums::of(config);
     let embed = packed_bytes(config.vocab, config.hidden);
     let tables = 1 + u64::from(own_head);
@@ -462,7 +465,7 @@ pub(super) fn weight_lines(config: &ModelConfig, own_head: bool, per_layer_table
         },
         Line { name: "norms and scalars", arithmetic: "unpacked".to_owned(), bytes: vectors },
         Line {
-            name: "staging of packing",
+            name: STAGING,
             arithmetic: format!("{STAGING_BUFFERS} buffers of the largest matrix, each at most {STAGING_BYTES_MAX} B"),
             bytes: STAGING_BUFFERS as u64 * embed.max(largest).min(STAGING_BYTES_MAX as u64),
         },

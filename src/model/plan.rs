@@ -11,8 +11,9 @@
 use std::fmt;
 
 use super::config::{LayerKind, ModelConfig};
-use super::footprint;
-pub use super::footprint::{Geometry, Line, TablePlace, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step};
+pub use super::footprint::{
+    Geometry, Line, STAGING, TablePlace, kv_bytes_a_key, kv_bytes_a_token, weight_bytes_a_step, weight_lines,
+};
 use crate::limits::ROWS_MAX;
 
 /// What the operator asks for. Tokens and counts; none means the default above.
@@ -243,7 +244,7 @@ impl Search<'_> {
             needed_bytes: total(&lines),
             budget_bytes: self.budget_bytes(),
             free_bytes: self.free_bytes,
-            weight_bytes: total(&footprint::weight_lines(self.config, self.own_head, self.options.per_layer_table)),
+            weight_bytes: total(&weight_lines(self.config, self.own_head, self.options.per_layer_table)),
             page_bytes: geometry.page_bytes(self.config, LayerKind::Global),
             ring_bytes: geometry.page_bytes(self.config, LayerKind::Sliding) * geometry.ring_pages as u64,
             chunk_token_bytes: geometry.chunk_token_bytes(self.config),
@@ -254,7 +255,7 @@ impl Search<'_> {
 
 /// The largest n in 0..=max with `holds(n)`, for a property that holds up to some n and not after; 0 when it never
 /// does.
-fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
+pub(crate) fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, max);
     while low < high {
         let middle = low + (high - low).div_ceil(2);

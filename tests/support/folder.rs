@@ -63,9 +63,13 @@ pub fn find<'a>(tensors: &'a mut [Tensor], suffix: &str) -> &'a mut Tensor {
 pub struct Folder(TempDir);
 
 impl Folder {
+    pub fn empty() -> Folder {
+        Folder(tempfile::tempdir().expect("a folder"))
+    }
+
     /// The model's configuration and tokenizer, no weights.
     pub fn without_weights(model: &str) -> Folder {
-        let folder = Folder(tempfile::tempdir().expect("a folder"));
+        let folder = Self::empty();
         for name in [CONFIG, GENERATION, "tokenizer.json", TOKENIZER_CONFIG] {
             std::fs::copy(reference(model).join(name), folder.path().join(name)).expect("a copy");
         }
