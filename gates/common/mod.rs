@@ -53,7 +53,7 @@ impl Gate {
 }
 
 /// The word behind a flag of the command line.
-fn argument(flag: &str) -> Option<String> {
+pub fn argument(flag: &str) -> Option<String> {
     let mut words = std::env::args().skip_while(|word| word != flag);
     words.nth(1)
 }

@@ -3,8 +3,9 @@
 //! tensor's content.
 //!
 //! Life: (1) the configuration is parsed; (2) the shards are mapped and their headers checked; (3) the text tower's
-//! prefix is found; (4) every tensor is either expected (with its dtype and shape), skipped by name, or a refusal; (5)
-//! views are handed out while the checkpoint lives. Nothing is copied.
+//! prefix is found; (4) every tensor is either expected (with its dtype and shape), left out by name, or a refusal; (5)
+//! norms and scalars are read once, for what is not finite; (6) views are handed out while the checkpoint lives. A
+//! quantised form is refused before (1), in it, or before (3): [`super::weight_format`]. Nothing is copied.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -118,6 +118,8 @@ impl Folder {
     }
 
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        // A new file: some filesystems flush one that is cut and written again.
+        let _ = std::fs::remove_file(self.path().join(name));
         std::fs::write(self.path().join(name), bytes).expect("a file");
     }
 
