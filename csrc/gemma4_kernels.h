@@ -308,7 +308,7 @@ typedef struct G4ExpertCombineParams {
   const uint16_t* dense_weight;   // [width]
   const uint16_t* expert_weight;  // [width]
   int32_t rows;
-  int32_t width;
+  int32_t width;                  // a multiple of 8
   int32_t top;
   float eps;
 } G4ExpertCombineParams;

@@ -23,8 +23,8 @@ constexpr int kExpertRowTiles = 2;  // of a warp of t1
 // Token tiles of 8: 1 or 8.
 template <int T>
 G4_FN void expert_gemm(Cta cta, const G4ExpertGemmParams& p) {
+  const G4ExpertTile tile = p.tile[cta.block_y()];  // asked for with the count; beyond it there is memory, and no tile
   if (cta.block_y() >= *p.tile_count) return;
-  const G4ExpertTile tile = p.tile[cta.block_y()];
   const int32_t* pair = p.list + tile.first;
   G4GemmParams g;
   g.weight = p.weight;

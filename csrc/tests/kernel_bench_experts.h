@@ -96,7 +96,7 @@ void bench_experts(const ExpertShape& m, int rows) {
     G4ExpertCombineParams p = {out_at(0), arena->place((size_t)pairs * h * 2, i), routes[i]->expert.ptr(),
                                routes[i]->weight.ptr(), arena->place(h * 2, i), arena->place(h * 2, i + 9), rows, h,
                                m.top, 1e-6f};
-    return MAKE(g4_expert_combine, p, Dim{(uint32_t)rows}, G4_ROW_THREADS, 2048);
+    return MAKE(g4_expert_combine, p, Dim{(uint32_t)rows}, G4_ROW_THREADS, 2176);
   });
 }
 

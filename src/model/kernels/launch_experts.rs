@@ -69,6 +69,8 @@ pub struct ExpertCombine {
 }
 
 const ROW_SHARED: usize = 1024;
+/// Two sums, and a row's experts and weights (csrc/kernels/expert_combine.cu).
+const COMBINE_SHARED: usize = 2176;
 /// 256 counts, 256 places and the sums of 8 warps (csrc/kernels/expert_group.cu).
 const GROUP_SHARED: usize = 2112;
 
@@ -186,7 +188,7 @@ impl Kernels {
     pub fn expert_combine(&self, s: &Stream, a: &ExpertCombine) -> Result {
         let (width, of) = (a.dense_norm.len(), a.of);
         of.check();
-        assert!(a.expert_norm.len() == width && a.y.len() >= of.rows * width);
+        assert!(width.is_multiple_of(8) && a.expert_norm.len() == width && a.y.len() >= of.rows * width);
         assert!(a.down.len() >= of.pairs() * width);
         let params = G4ExpertCombineParams {
             y: a.y.ptr(),
@@ -200,7 +202,7 @@ impl Kernels {
             top: of.top as i32,
             eps: a.eps,
         };
-        let launch = grid(of.rows, 1, G4_ROW_THREADS, 2 * ROW_SHARED);
+        let launch = grid(of.rows, 1, G4_ROW_THREADS, COMBINE_SHARED);
         // SAFETY: lengths asserted above.
         unsafe { self.launch(s, G4_ID_g4_expert_combine, launch, &params) }
     }
