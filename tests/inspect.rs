@@ -35,10 +35,11 @@ fn number(value: &Value) -> u64 {
 }
 
 /// Text parameters in millions, all and without embeddings; KV bytes a token, sliding and global (spec/gemma4.md, 1.2).
-const SIZES: [(&str, u64, u64, u64, u64); 4] = [
+const SIZES: [(&str, u64, u64, u64, u64); 5] = [
     ("e2b", 4_629, 1_877, 12_288, 6_144),
     ("e4b", 7_463, 3_973, 40_960, 16_384),
     ("12b", 11_907, 10_901, 327_680, 16_384),
+    ("26b-a4b", 25_233, 24_495, 204_800, 20_480),
     ("31b", 30_697, 29_288, 819_200, 81_920),
 ];
 
@@ -71,6 +72,17 @@ fn the_numbers_of_each_size_are_the_specifications_and_add_up() {
         let lines: u64 = report["plan_lines"].as_array().unwrap().iter().map(|line| number(&line["bytes"])).sum();
         assert_eq!(lines, number(&plans[slots.len() - 1]["total_bytes"]));
     }
+}
+
+#[test]
+fn a_table_on_the_host_is_not_among_the_devices_bytes() {
+    let [device, host] = ["device", "host"].map(|place| report(&["--synthetic", "e2b", "--per-layer-table", place]));
+    let table = number(&device["weights"]["per_layer_table_bytes"]);
+    let bytes = |report: &Value| number(&report["weights"]["device_bytes"]);
+    assert_eq!((table, host["weights"]["per_layer_table"].as_str()), (262_144 * 35 * 256 * 2, Some("host")));
+    assert_eq!(bytes(&device) - bytes(&host), table);
+    let total = |report: &Value| number(&report["plans"][0]["total_bytes"]);
+    assert_eq!(total(&device) - total(&host), table);
 }
 
 /// The largest that is said to fit does, the next does not, and what is said to be missing is what is missing.
@@ -138,7 +150,7 @@ fn the_page_says_what_would_be_loaded() {
     for words in [
         "other than the published ones",
         "8: 5 sliding (window 16), 3 global; the last 3 read another's K and V\n",
-        "32 wide, 262.1 kB in all, looked up by row\n",
+        "32 wide, 262.1 kB in all, looked up by row on the device\n",
         "512          3         96", // context, slots, and pages of 16
         "model.safetensors",
     ] {

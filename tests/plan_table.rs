@@ -7,16 +7,17 @@ use gemma4_serve::model::config::{LayerKind, ModelConfig};
 use gemma4_serve::model::plan::{MemoryPlan, PlanOptions, kv_bytes_a_token, weight_bytes_a_step};
 use gemma4_serve::model::synthetic::{SyntheticModel, Variant};
 
-/// A size a line. `every`: layers from one global layer to the next; `kv`: KV heads of sliding and global layers;
-/// `shared`: layers at the end that read another's K and V, whose MLP is `wide`; `ple`: width of the per-layer
-/// embeddings; `k=v`: global layers have no V matrix. Then what the specification works out: KV bytes a token of both
-/// families, and gigabytes read a token.
+/// A size a line. `l`: layers; `every`: from one global layer to the next; `kv`: KV heads of sliding and global layers;
+/// `share`: layers at the end that read another's K and V, whose MLP is `wide`; `ple`: width of the per-layer
+/// embeddings; `k=v`: global layers have no V matrix; `exp`: experts of a layer, of which a token goes to `top`, each
+/// `x-w` wide. Then what the specification works out: KV bytes a token of both families, and gigabytes read a token.
 const SIZES: &str = "
-    size hidden layers every heads kv-s kv-f    mlp   wide shared window ple k=v kv-bytes-s kv-bytes-f read-gb
-    e2b    1536     35     5     8    1    1   6144  12288     20    512 256   0      12288       6144     4.6
-    e4b    2560     42     6     8    2    2  10240  10240     18    512 256   0      40960      16384     9.3
-    12b    3840     48     6    16    8    1  15360  15360      0   1024   0   1     327680      16384    23.8
-    31b    5376     60     6    32   16    4  21504  21504      0   1024   0   1     819200      81920    61.4
+    size     hid  l every heads kv-s kv-f   mlp  wide share  win ple k=v exp top x-w  kvb-s kvb-f   gb
+    e2b     1536 35     5     8    1    1  6144 12288    20  512 256   0   0   0   0  12288  6144  4.6
+    e4b     2560 42     6     8    2    2 10240 10240    18  512 256   0   0   0   0  40960 16384  9.3
+    12b     3840 48     6    16    8    1 15360 15360     0 1024   0   1   0   0   0 327680 16384 23.8
+    26b-a4b 2816 30     6    16    8    2  2112  2112     0 1024   0   1 128   8 704 204800 20480  7.6
+    31b     5376 60     6    32   16    4 21504 21504     0 1024   0   1   0   0   0 819200 81920 61.4
 ";
 const VOCAB: u64 = 262_144;
 const CONTEXTS: [u64; 2] = [8_192, 131_072];
@@ -44,6 +45,9 @@ struct Size {
     window: u64,
     ple: u64,
     k_eq_v: bool,
+    experts: u64,
+    top: u64,
+    expert_wide: u64,
     kv_bytes: [u64; 2],
     read_gb: f64,
 }
@@ -58,19 +62,22 @@ fn sizes() -> Vec<Size> {
         let n = |name| word(name).parse::<u64>().expect("a number");
         Size {
             variant: Variant::from_str(word("size"), false).expect("a size"),
-            hidden: n("hidden"),
-            layers: n("layers"),
+            hidden: n("hid"),
+            layers: n("l"),
             every: n("every"),
             heads: n("heads"),
             kv: [n("kv-s"), n("kv-f")],
             mlp: n("mlp"),
             wide: n("wide"),
-            shared: n("shared"),
-            window: n("window"),
+            shared: n("share"),
+            window: n("win"),
             ple: n("ple"),
             k_eq_v: n("k=v") == 1,
-            kv_bytes: [n("kv-bytes-s"), n("kv-bytes-f")],
-            read_gb: word("read-gb").parse().expect("a number"),
+            experts: n("exp"),
+            top: n("top"),
+            expert_wide: n("x-w"),
+            kv_bytes: [n("kvb-s"), n("kvb-f")],
+            read_gb: word("gb").parse().expect("a number"),
         }
     };
     lines.map(size).collect()
@@ -107,20 +114,26 @@ impl Size {
         self.kv[usize::from(layer.global)]
     }
 
+    /// All but those of experts, whose router is one.
     fn matrices(&self) -> u64 {
         let of = |layer: Layer| {
             let (q, kv) = (self.heads * layer.head_dim(), self.kv_heads(&layer) * layer.head_dim());
             let mlp = if layer.shares { self.wide } else { self.mlp };
-            self.hidden * (2 * q + self.kv_parts(&layer) * kv + 3 * mlp + 2 * self.ple)
+            self.hidden * (2 * q + self.kv_parts(&layer) * kv + 3 * mlp + 2 * self.ple + self.experts)
         };
         self.pattern().map(of).sum()
     }
 
+    fn expert(&self) -> u64 {
+        3 * self.hidden * self.expert_wide
+    }
+
     fn vectors(&self) -> u64 {
         let of = |layer: Layer| {
-            let norms = 4 + u64::from(self.ple > 0);
+            // Three norms more beside experts, and the scale of their router's input; a scale an expert.
+            let norms = 4 + u64::from(self.ple > 0) + if self.experts > 0 { 4 } else { 0 };
             let head_norms = if layer.shares { 1 } else { 2 };
-            norms * self.hidden + 1 + head_norms * layer.head_dim()
+            norms * self.hidden + 1 + head_norms * layer.head_dim() + self.experts
         };
         self.pattern().map(of).sum::<u64>() + self.hidden + self.ple
     }
@@ -173,6 +186,12 @@ impl Size {
                     + scored * (RECORD + LOGPROBS),
             ),
         ];
+        if self.experts > 0 {
+            lines.push(("weights of experts", self.layers * self.experts * self.expert() * BF16));
+            // Of a row its input and the router's logits; of each pair gate | up, their product, the output, ids.
+            let pairs = self.top * ((3 * self.expert_wide + self.hidden) * BF16 + 24);
+            lines.push(("activations of experts", rows * (self.hidden * BF16 + self.experts * 4 + pairs) + 4));
+        }
         if self.ple > 0 {
             lines.push(("per-layer embeddings", VOCAB * self.layers * self.ple * BF16));
             lines.push(("per-layer projection", self.layers * self.ple * self.hidden * BF16));
@@ -208,7 +227,8 @@ fn kv_bytes_a_token_and_weights_read_a_step_are_the_specifications() {
         assert_eq!([false, true].map(|global| size.kv_bytes_of(global)), size.kv_bytes, "{name}: the table itself");
         let kv = [LayerKind::Sliding, LayerKind::Global].map(|kind| kv_bytes_a_token(&config, kind));
         assert_eq!(kv, size.kv_bytes, "{name}");
-        let read = BF16 * (size.matrices() + size.vectors() + (VOCAB + size.layers * size.ple) * size.hidden);
+        let looked_at = size.layers * size.top * size.expert() + (VOCAB + size.layers * size.ple) * size.hidden;
+        let read = BF16 * (size.matrices() + size.vectors() + looked_at);
         assert_eq!(weight_bytes_a_step(&config), read, "{name}");
         assert!((read as f64 / 1e9 - size.read_gb).abs() < 0.06, "{name}: {read}");
     }

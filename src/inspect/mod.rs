@@ -58,6 +58,7 @@ const GB: u64 = 1_000_000_000;
 
 /// The whole output.
 pub fn run(flags: InspectFlags) -> Result<String, InspectError> {
+    let per_layer_table = flags.model.per_layer_table;
     let source = flags.model.resolve()?;
     let checkpoint = source.open()?;
     let limit = checkpoint.config.max_position;
@@ -72,6 +73,7 @@ pub fn run(flags: InspectFlags) -> Result<String, InspectError> {
         slots: flags.max_running.map_or(SLOTS.to_vec(), |slots| vec![slots]),
         kv_pages: flags.kv_pages,
         prefill_chunk: flags.prefill_chunk,
+        per_layer_table,
         cards: if flags.memory.is_empty() { CARDS_GB.map(|gb| gb * GB).to_vec() } else { flags.memory },
     };
     let report = Report::of(&source.to_string(), &checkpoint, &asked)?;

@@ -29,6 +29,7 @@ impl Page<'_> {
             0 => String::new(),
             count => format!("; the last {count} read another's K and V"),
         };
+        let experts = model.experts.map_or(String::new(), |[all, top]| format!(", {top} of {all} experts a token"));
         let rows = [
             (
                 "size",
@@ -42,7 +43,7 @@ impl Page<'_> {
                     model.layers, model.sliding_layers, model.window, model.global_layers
                 ),
             ),
-            ("width", format!("{}, {} query heads, vocabulary {}", model.hidden, model.heads, model.vocab)),
+            ("width", format!("{}, {} query heads{experts}, vocabulary {}", model.hidden, model.heads, model.vocab)),
             ("positions", model.max_position.to_string()),
             (
                 "text parameters",
@@ -67,7 +68,10 @@ impl Page<'_> {
         ];
         if let Some(width) = weights.per_layer_width {
             let table = size(weights.per_layer_table_bytes);
-            rows.push(("per-layer embeddings", format!("{width} wide, {table} in all, looked up by row")));
+            rows.push((
+                "per-layer embeddings",
+                format!("{width} wide, {table} in all, looked up by row on the {}", weights.per_layer_table),
+            ));
         }
         let (sliding, global) = (kv.sliding_token_bytes, kv.global_token_bytes);
         rows.push(("KV a token, sliding", format!("{sliding} bytes, of the last {} tokens", model.window)));

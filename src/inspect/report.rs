@@ -8,7 +8,7 @@ use super::page::Page;
 use crate::model::checkpoint::{Checkpoint, LeftOut};
 use crate::model::config::{LayerKind, ModelConfig, ModelType};
 use crate::model::plan::{
-    Line, MemoryPlan, PlanError, PlanOptions, STAGING, kv_bytes_a_token, weight_bytes_a_step, weight_lines,
+    Line, MemoryPlan, PlanError, PlanOptions, STAGING, TablePlace, kv_bytes_a_token, weight_bytes_a_step, weight_lines,
 };
 use crate::model::synthetic::{SyntheticModel, Variant};
 
@@ -20,6 +20,7 @@ pub struct Asked {
     /// None: what every slot needs at full length.
     pub kv_pages: Option<usize>,
     pub prefill_chunk: usize,
+    pub per_layer_table: TablePlace,
     /// Bytes of memory.
     pub cards: Vec<u64>,
 }
@@ -51,6 +52,8 @@ pub struct Model {
     pub shared_kv_layers: usize,
     pub hidden: usize,
     pub heads: usize,
+    /// Experts of a layer, and of them those a token goes to.
+    pub experts: Option<[usize; 2]>,
     pub window: usize,
     pub vocab: usize,
     pub max_position: usize,
@@ -70,6 +73,7 @@ pub struct Weights {
     /// Width of the per-layer embeddings and bytes of their table, whose rows are looked up.
     pub per_layer_width: Option<usize>,
     pub per_layer_table_bytes: u64,
+    pub per_layer_table: TablePlace,
 }
 
 #[derive(Debug, Serialize)]
@@ -135,7 +139,7 @@ impl Report {
         let cards = asked.cards.iter().map(|&bytes| Card::of(config, own_head, asked, bytes));
         Ok(Report {
             model: Model::of(source, checkpoint),
-            weights: Weights::of(checkpoint),
+            weights: Weights::of(checkpoint, asked.per_layer_table),
             kv: Kv {
                 sliding_token_bytes: kv_bytes_a_token(config, LayerKind::Sliding),
                 global_token_bytes: kv_bytes_a_token(config, LayerKind::Global),
@@ -171,6 +175,7 @@ impl Asked {
             max_context: context,
             kv_pages: self.kv_pages,
             prefill_chunk: self.prefill_chunk,
+            per_layer_table: self.per_layer_table,
             ..PlanOptions::default()
         }
     }
@@ -210,6 +215,7 @@ impl Model {
             shared_kv_layers: config.layers.iter().filter(|layer| !layer.owns_kv()).count(),
             hidden: config.hidden,
             heads: config.heads,
+            experts: config.experts.map(|of| [of.count, of.top]),
             window: config.window,
             vocab: config.vocab,
             max_position: config.max_position,
@@ -226,7 +232,7 @@ impl Model {
 /// The published size with exactly this shape.
 fn published(config: &ModelConfig) -> Option<Variant> {
     let shape = |c: &ModelConfig| {
-        let widths = (c.hidden, c.heads, c.vocab, c.window, c.per_layer_width);
+        let widths = (c.hidden, c.heads, c.vocab, c.window, c.per_layer_width, c.experts);
         (c.model_type, widths, c.layers.clone())
     };
     Variant::value_variants().iter().copied().find(|&variant| {
@@ -236,20 +242,21 @@ fn published(config: &ModelConfig) -> Option<Variant> {
 }
 
 impl Weights {
-    fn of(checkpoint: &Checkpoint) -> Weights {
+    fn of(checkpoint: &Checkpoint, place: TablePlace) -> Weights {
         let config = &checkpoint.config;
         Weights {
-            device_bytes: device_bytes(config, checkpoint.head().is_some()),
+            device_bytes: device_bytes(config, checkpoint.head().is_some(), place),
             step_bytes: weight_bytes_a_step(config),
             per_layer_width: config.per_layer_width,
             per_layer_table_bytes: checkpoint.per_layer().map_or(0, |of| of.table.byte_count() as u64),
+            per_layer_table: place,
         }
     }
 }
 
 /// Of the weights alone, without the buffers they are packed through.
-fn device_bytes(config: &ModelConfig, own_head: bool) -> u64 {
-    weight_lines(config, own_head).iter().filter(|line| line.name != STAGING).map(|line| line.bytes).sum()
+fn device_bytes(config: &ModelConfig, own_head: bool, place: TablePlace) -> u64 {
+    weight_lines(config, own_head, place).iter().filter(|line| line.name != STAGING).map(|line| line.bytes).sum()
 }
 
 fn files(checkpoint: &Checkpoint) -> Vec<File> {
@@ -286,7 +293,7 @@ impl Plan {
     fn of(config: &ModelConfig, own_head: bool, plan: &MemoryPlan) -> Plan {
         let g = &plan.geometry;
         let pool = |kind, pages: usize| g.page_bytes(config, kind).saturating_mul(pages as u64);
-        let weight_bytes = device_bytes(config, own_head);
+        let weight_bytes = device_bytes(config, own_head, g.per_layer_table);
         let kv_sliding_bytes = pool(LayerKind::Sliding, g.sliding_pages);
         let kv_global_bytes = pool(LayerKind::Global, g.global_pages);
         let known = weight_bytes.saturating_add(kv_sliding_bytes).saturating_add(kv_global_bytes);
