@@ -152,15 +152,15 @@ mod tests {
 
     /// `the`, the second byte of a character, and the end of the turn.
     fn tokens() -> Vec<ScoredToken> {
-        let scored = |token, text_offset, logprob, top: &[(u32, f32)]| ScoredToken {
+        let scored = |token, text_offset, (logprob, rank), top: &[(u32, f32)]| ScoredToken {
             token,
             text_offset,
-            logprobs: Some(TokenLogprobs::new(token, logprob, 1, top)),
+            logprobs: Some(TokenLogprobs::new(token, logprob, rank, top)),
         };
         vec![
-            scored(462, 0, -0.5, &[(462, -0.5), (463, -1.25)]),
-            scored(110 + 0x9f, 3, -7.0, &[(462, -0.5), (463, -0.75)]),
-            scored(106, 3, f32::NEG_INFINITY, &[]),
+            scored(462, 0, (-0.5, 1), &[(462, -0.5), (463, -1.25)]),
+            scored(110 + 0x9f, 3, (-7.0, 9), &[(462, -0.5), (463, -0.75)]),
+            scored(106, 3, (f32::NEG_INFINITY, 500), &[]),
         ]
     }
 
@@ -187,7 +187,8 @@ mod tests {
         assert_eq!(list[0], serde_json::Value::Null);
         assert_eq!(list[1]["462"], json!({"logprob": -0.5, "rank": 1, "decoded_token": "the"}));
         assert_eq!(list[1]["463"]["rank"], 2);
-        assert_eq!((list[2].as_object().unwrap().len(), &list[2]["269"]["logprob"]), (3, &json!(-7.0)));
+        assert_eq!(list[2].as_object().unwrap().len(), 3);
+        assert_eq!(list[2]["269"], json!({"logprob": -7.0, "rank": 9, "decoded_token": "bytes:\\x9f"}));
     }
 
     #[test]
