@@ -12,7 +12,8 @@
 //          chunks. Only the row of x that a lane loads and the row of out that it stores differ, looked up once a
 //          block. Tiles of one expert are neighbours in the grid: they share its weights in L2.
 // Tried    one version each, not timed on a GPU. t1 keeps 32 weight rows a block at S = 8 (64 at S = 4): 352 blocks for
-//          one token's gate | up, 352 for its down.
+//          one token's gate | up, 352 for its down. A block's first weights wait for count, tile and pair, one after
+//          the other; asked for at once (volatile), count and tile cost t8 a spill on sm_90a.
 // Test     csrc/tests/expert_test.cpp, as it is and with every file built with -DG4_GEMM_BODIES.
 #include "gemm.cuh"
 
@@ -23,8 +24,8 @@ constexpr int kExpertRowTiles = 2;  // of a warp of t1
 // Token tiles of 8: 1 or 8.
 template <int T>
 G4_FN void expert_gemm(Cta cta, const G4ExpertGemmParams& p) {
-  const G4ExpertTile tile = p.tile[cta.block_y()];  // asked for with the count; beyond it there is memory, and no tile
   if (cta.block_y() >= *p.tile_count) return;
+  const G4ExpertTile tile = p.tile[cta.block_y()];
   const int32_t* pair = p.list + tile.first;
   G4GemmParams g;
   g.weight = p.weight;
