@@ -34,6 +34,8 @@ SHORT_MIX = {
 }  # fmt: skip
 LONG_MIX = {"far_fact": 5, "tool_call": 5, "tool_answer": 1.5, "tool_none": 2, "copy": 0.5, "json": 1, "unicode": 0.5,
             "reverse": 0.5, "think_sum": 1, "yes_no": 0.5}  # fmt: skip
+# What is learnt slowest has these times its share in the last part of a training.
+LATE_TIMES = {"far_fact": 3, "yes_no": 3}
 SHORT_ROW, LONG_ROW = 128, 384
 # Tokens that the model does not write itself teach it little about answering but a good deal about the text: one
 # sample in four is trained on them too, at a lower weight.
@@ -149,15 +151,16 @@ def is_long(step, level):
     return level > 0.25 and step % 3 == 2
 
 
-def batch(source, tokenizer, seed, step, level, tokens):
+def batch(source, tokenizer, seed, step, level, tokens, late=False):
     """Rows of one step of about `tokens` tokens: ids, documents (0 is padding), targets and weights, all [B, T]."""
     rng = random.Random(f"{seed}/{step}")
     long = is_long(step, level)
     t, mix = (LONG_ROW, LONG_MIX) if long else (SHORT_ROW, SHORT_MIX)
+    shares = [share * LATE_TIMES.get(family, 1) if late else share for family, share in mix.items()]
     rows = [([], []) for _ in range(tokens // t)]
     misses = 0
     while misses < 6:
-        family = rng.choices(list(mix), list(mix.values()))[0]
+        family = rng.choices(list(mix), shares)[0]
         ids, weights = encode(tokenizer, rng, source.sample(rng, family, level))
         row = next((r for r in rows if sum(map(len, r[0])) + len(ids) <= t), None)
         if row is None:

@@ -27,6 +27,7 @@ import tokenizer as tok
 MUON_RATE, ADAM_RATE, MOMENTUM, DECAY = 0.02, 0.002, 0.95, 0.02
 WARMUP, FLAT_UNTIL = 0.01, 0.4  # shares of all steps; from FLAT_UNTIL the rate falls linearly to 0
 GROWN = 0.4  # from this share of the steps the tasks have their full length
+LATE = 0.7  # from this share of the steps what is learnt slowest has a larger part
 BALANCE = 0.01  # weight of the experts' balance
 SAVE_EVERY, EVALUATE_EVERY, REPORT_EVERY = 50, 500, 10
 
@@ -172,7 +173,7 @@ def main():
     start, seen, recent = time.monotonic(), 0, []
     for step in range(begin, until):
         level = level_at(step, args.steps)
-        batch = data.batch(source, tokenizer, args.seed, step, level, args.step_tokens)
+        batch = data.batch(source, tokenizer, args.seed, step, level, args.step_tokens, step >= LATE * args.steps)
         loss, written = loss_of(shape, params, batch)
         loss.backward()
         optimizer.step(rate_at(step, args.steps))
