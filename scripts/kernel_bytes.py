@@ -35,9 +35,14 @@ class Model:
     experts: int = 0
     top: int = 0  # experts of a token
     expert_width: int = 0
+    shared: int = 0  # layers at the end that read another's K and V
+    shared_intermediate: int = 0  # width of their MLP
+    per_layer: int = 0  # width of the per-layer embeddings; these models have a V of their own in global layers
 
 
 MODELS = [
+    Model("E2B", 1536, 35, 5, 8, 1, 1, 6144, 512, shared=20, shared_intermediate=12288, per_layer=256),
+    Model("E4B", 2560, 42, 6, 8, 2, 2, 10240, 512, shared=18, shared_intermediate=10240, per_layer=256),
     Model("12B", 3840, 48, 6, 16, 8, 1, 15360, 1024),
     Model("26B-A4B", 2816, 30, 6, 16, 8, 2, 2112, 1024, 128, 8, 704),
     Model("31B", 5376, 60, 6, 32, 16, 4, 21504, 1024),
@@ -59,26 +64,36 @@ def step(m, rows):
     h = m.hidden
     moved = dict.fromkeys(
         ["embed", "rmsnorm", "gemm: q k v", "gemm: o", "gemm: gate up", "gemm: down", "qkv_prep",
-         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "expert_input", "logits: router",
+         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "per_layer_input", "gemm: per layer",
+         "expert_input", "logits: router",
          "expert_route", "expert_group", "expert_gemm: gate up", "expert_gemm: down", "expert_combine", "logits",
          "sample_groups", "sample_rows"], 0)  # fmt: skip
     # A gathered row of the packed table comes with three others of its fragments.
     moved["embed"] = rows * (8 * h + 2 * h)
     moved["rmsnorm"] = rows * 4 * h
+    if m.per_layer:
+        moved["per_layer_input"] = rows * 6 * m.layers * m.per_layer
+        moved["gemm: per layer"] = product(rows, m.layers * m.per_layer, h)
     for i in range(m.layers):
         is_global = i % m.every == m.every - 1
         dim, kv, seen = (512, m.kv_global, CONTEXT) if is_global else (256, m.kv_sliding, min(CONTEXT, m.window))
+        is_shared = i >= m.layers - m.shared
         # V of a global layer is its K: the product makes one of them, the cache keeps both.
-        width = (m.heads + kv * (1 if is_global else 2)) * dim
-        moved["gemm: q k v"] += product(rows, width, h)
-        moved["qkv_prep"] += rows * 2 * dim * (2 * m.heads + 4 * kv)
+        kv_parts = 0 if is_shared else 1 if is_global and not m.per_layer else 2
+        moved["gemm: q k v"] += product(rows, (m.heads + kv * kv_parts) * dim, h)
+        moved["qkv_prep"] += rows * 2 * dim * (2 * m.heads + (0 if is_shared else 4 * kv))
         kind = "global" if is_global else "sliding"
         moved[f"attn_decode: {kind}"] += rows * (4 * dim * kv * seen + 4 * dim * m.heads)
         moved["gemm: o"] += product(rows, h, m.heads * dim)
-        moved["gemm: gate up"] += product(rows, 2 * m.intermediate, h)
-        moved["gelu_gate"] += rows * 6 * m.intermediate
-        moved["gemm: down"] += product(rows, h, m.intermediate)
+        intermediate = m.shared_intermediate if is_shared else m.intermediate
+        moved["gemm: gate up"] += product(rows, 2 * intermediate, h)
+        moved["gelu_gate"] += rows * 6 * intermediate
+        moved["gemm: down"] += product(rows, h, intermediate)
         moved["add_norm"] += 2 * rows * 8 * h
+        if m.per_layer:
+            moved["gemm: per layer"] += product(rows, m.per_layer, h) + product(rows, h, m.per_layer)
+            moved["gelu_gate"] += rows * 6 * m.per_layer
+            moved["add_norm"] += rows * 6 * h  # without a next norm
         if m.experts:
             pairs = rows * m.top
             read = m.experts * (1 - (1 - m.top / m.experts) ** rows)
@@ -102,15 +117,13 @@ def text():
         f"Bytes of one decode step at {CONTEXT:,} tokens of context, all layers together, and the time they take at "
         f"{BYTES_PER_SECOND / 1e12} TB/s",
         "(`scripts/kernel_bytes.py`). `scatter`, `step_begin` and `tail` move a few hundred bytes.",
-        "",
     ]
-    columns = [f"{m.name}, {rows} row{'s' if rows > 1 else ''}" for m in MODELS for rows in ROWS]
-    out.append("| kernel | " + " | ".join(columns) + " |")
-    out.append("|---|" + "---:|" * len(columns))
-    steps = [step(m, rows) for m in MODELS for rows in ROWS]
-    for kernel in steps[0]:
-        out.append(f"| {kernel} | " + " | ".join(cell(s[kernel]) for s in steps) + " |")
-    out.append("| **a step** | " + " | ".join(cell(sum(s.values())) for s in steps) + " |")
+    for rows in ROWS:
+        steps = [step(m, rows) for m in MODELS]
+        out += ["", f"| {rows} row{'s' if rows > 1 else ''} | " + " | ".join(m.name for m in MODELS) + " |"]
+        out.append("|---|" + "---:|" * len(MODELS))
+        out += [f"| {kernel} | " + " | ".join(cell(s[kernel]) for s in steps) + " |" for kernel in steps[0]]
+        out.append("| **a step** | " + " | ".join(cell(sum(s.values())) for s in steps) + " |")
     return "\n".join(out)
 
 
