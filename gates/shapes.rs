@@ -3,7 +3,7 @@
 //! Two layers of each published size, one sliding and one global, and two more where a tail shares K and V, with
 //! weights made up on the device. 40 tokens by prefill, by decode through captured graphs, and in chunks of 7 give one
 //! set of bytes: every hidden state and the logits. What each product of these sizes gives, row by row, is checked
-//! beside the kernels (csrc/tests/gemm_test.cpp).
+//! beside the kernels (csrc/tests/widths_test.cpp).
 
 mod common;
 #[path = "common/scores.rs"]

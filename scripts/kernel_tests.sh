@@ -27,7 +27,11 @@ make -s -f scripts/kernel_tests.mk "OUT=$out" "FLAGS=-O2 -Werror" -j "${JOBS:-2}
 source scripts/programs.sh
 for target in "${targets[@]}"; do
   for program in $(programs "$out" "$target"); do
-    wanted "$program" ${names[@]+"${names[@]}"} && run_program "$out" "$program"
+    wanted "$program" ${names[@]+"${names[@]}"} || continue
+    # One published size of five here; --full runs all of them through the driver API.
+    filter=
+    [ "$program" != bare/widths ] || filter=e2b
+    run_program "$out" "$program" "$filter"
   done
 done
 close_programs

@@ -4,7 +4,8 @@
 // two halves of one row (stride 2 * width), an expert's too; the gate of a per-layer embedding meets its layer's slice
 // of a row of layers * width.
 // Reads rows * width * 4 bytes, writes rows * width * 2.
-// Grid: x = ceil(width / 2048), y = rows; 256 threads; no shared memory.
+// Grid: x = rows (more than y holds, where they are pairs of a row and an expert), y = ceil(width / 2048); 256 threads;
+// no shared memory.
 //
 // Idea: elementwise, so a row is cut over blocks (8 at width 15360): at one row a single block would be all latency.
 // Eight elements a thread, 16-byte loads. tanh is 20 IEEE operations and not tanh.approx: same bits as the host.
@@ -15,9 +16,9 @@
 #include "../common/row.h"
 
 G4_KERNEL(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS) {
-  const int first = (cta.block_x() * G4_ROW_THREADS + cta.tid()) * g4::kGroup;
+  const int first = (cta.block_y() * G4_ROW_THREADS + cta.tid()) * g4::kGroup;
   if (first >= p.width) return;
-  const long long row = cta.block_y();
+  const long long row = cta.block_x();
   const bool whole = g4::row_whole(p.width);
   float g[g4::kGroup], u[g4::kGroup];
   g4::group_unpack(g4::group_load(p.gate + row * p.gate_stride, first, p.width, whole), g);

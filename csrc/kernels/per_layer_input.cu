@@ -8,7 +8,7 @@
 // the product of per_layer_model_projection with the scaled embedding. width is a multiple of 8, at most 512; bases are
 // 16-byte aligned. A negative token reads no row of the table.
 // Reads layers * width * 4 bytes a row, writes layers * width * 2: 54 KB at 35 x 256, 65 KB at 42 x 256.
-// Grid: x = ceil(layers / 8), y = rows; 256 threads; no shared memory.
+// Grid: x = rows, y = ceil(layers / 8); 256 threads; no shared memory.
 //
 // Idea: the table is never read whole, so it is not packed: a token's row is one contiguous 18 KB. A warp a layer, so
 // no barrier; a lane's 16 bytes of x, table and weight are on their way together. The norm's sum is the row tree of
@@ -50,9 +50,9 @@ G4_KERNEL(g4_per_layer_input, G4PerLayerInputParams, G4_ROW_THREADS) {
   if (p.width % g4::kGroup || p.width > kHeld * 256)
     cta.self->ops->trap(cta.self, "per_layer_input: width", __FILE__, __LINE__);
 #endif
-  const int layer = cta.block_x() * kWarps + cta.warp();
+  const int layer = cta.block_y() * kWarps + cta.warp();
   if (layer >= p.layers) return;
-  const long long row = cta.block_y(), slice = (long long)layer * p.width, stride = (long long)p.layers * p.width;
+  const long long row = cta.block_x(), slice = (long long)layer * p.width, stride = (long long)p.layers * p.width;
   const int token = p.token[row];
   uint16_t* x = p.x + row * stride + slice;
   const uint16_t* table = p.table + (token < 0 ? 0 : token) * stride + slice;

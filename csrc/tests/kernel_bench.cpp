@@ -443,7 +443,7 @@ void bench_rows(const Model& m, int rows) {
   run("gelu_gate", 6.0 * rows * m.inter, [&](int i) {
     auto* gate = arena->place((size_t)rows * m.inter * 4, i);
     G4GeluGateParams p = {gate, gate + m.inter, out_at(0), rows, m.inter, 2 * m.inter, 2 * m.inter};
-    return MAKE(g4_gelu_gate, p, (Dim{(uint32_t)(m.inter + 2047) / 2048, (uint32_t)rows}), G4_ROW_THREADS, 0);
+    return MAKE(g4_gelu_gate, p, (Dim{(uint32_t)rows, (uint32_t)(m.inter + 2047) / 2048}), G4_ROW_THREADS, 0);
   });
   for (const Family& f : families(m)) {
     const int same = f.window == 0, width = (m.heads + f.kv_heads * (same ? 1 : 2)) * f.hd;

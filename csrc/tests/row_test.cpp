@@ -161,7 +161,7 @@ G4_TEST(gelu_gate_rounds_the_activation_before_the_product) {
     const Bf16s x = random_bf16(r, (size_t)rows * 2 * width, 2.0f);
     Guarded<uint16_t> dx(x), out((size_t)rows * width);
     G4GeluGateParams p = {dx.ptr(), dx.ptr() + width, out.ptr(), rows, width, 2 * width, 2 * width};
-    launch(g4_gelu_gate, "g4_gelu_gate", &p, grid((width + 2047) / 2048, rows), 256, 0, r.next());
+    launch(g4_gelu_gate, "g4_gelu_gate", &p, grid(rows, (width + 2047) / 2048), 256, 0, r.next());
     Bf16s want((size_t)rows * width);
     for (int row = 0; row < rows; row++)
       for (int i = 0; i < width; i++) {
@@ -181,7 +181,7 @@ G4_TEST(gelu_gate_meets_one_layers_slice_of_a_row) {  // per-layer embeddings: g
       const Bf16s gate = random_bf16(r, (size_t)rows * width, 2.0f), up = random_bf16(r, (size_t)rows * layers * width);
       Guarded<uint16_t> dgate(gate), dup(up), out((size_t)rows * width);
       G4GeluGateParams p = {dgate.ptr(), dup.ptr() + layer * width, out.ptr(), rows, width, width, layers * width};
-      launch(g4_gelu_gate, "g4_gelu_gate", &p, grid(1, rows), 256, 0, r.next());
+      launch(g4_gelu_gate, "g4_gelu_gate", &p, grid(rows, 1), 256, 0, r.next());
       Bf16s want((size_t)rows * width);
       for (int row = 0; row < rows; row++)
         for (int i = 0; i < width; i++) {
@@ -219,7 +219,7 @@ void check_per_layer(Random& r, int hidden, int layers, int width) {
   Guarded<int32_t> dtoken(token);
   G4PerLayerInputParams p = {dtable.ptr(), dtoken.ptr(), dweight.ptr(), dx.ptr(), rows, layers, width,
                              (float)(1.0 / std::sqrt((double)hidden)), round_reference(std::sqrt((double)width)), kEps};
-  launch(g4_per_layer_input, "g4_per_layer_input", &p, grid((layers + 7) / 8, rows), 256, 0, r.next());
+  launch(g4_per_layer_input, "g4_per_layer_input", &p, grid(rows, (layers + 7) / 8), 256, 0, r.next());
   Bf16s want;
   for (int row = 0; row < rows; row++)
     for (int layer = 0; layer < layers; layer++) {

@@ -27,8 +27,8 @@ G4_TRACER_KERNEL(g4_add_norm, G4AddNormParams, G4_ROW_THREADS) {
 }
 
 G4_TRACER_KERNEL(g4_gelu_gate, G4GeluGateParams, G4_ROW_THREADS) {
-  if (cta.block_x() != 0) return;
-  const long long row = cta.block_y();
+  if (cta.block_y() != 0) return;
+  const long long row = cta.block_x();
   store_payload(p.out + row * p.width, load_payload(p.gate + row * p.gate_stride));
 }
 

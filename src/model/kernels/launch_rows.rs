@@ -38,8 +38,6 @@ pub struct PerLayerInput {
     pub eps: f32,
 }
 
-/// What the driver takes for the second dimension of a grid; a chunk's pairs can be more.
-const GRID_Y_MAX: usize = 65_535;
 /// Shared bytes of one row reduction.
 const ROW_SHARED: usize = 1024;
 
@@ -134,15 +132,6 @@ impl Kernels {
         width: usize,
     ) -> Result {
         assert!(gate.holds(rows, width) && up.holds(rows, width) && out.len() >= rows * width);
-        if rows > GRID_Y_MAX {
-            let rest = |of: Strided| {
-                let first = GRID_Y_MAX * of.stride;
-                Strided { data: of.data.slice(first..of.data.len()), ..of }
-            };
-            self.gelu_gate(s, gate, up, out, GRID_Y_MAX, width)?;
-            let out = out.slice(GRID_Y_MAX * width..out.len());
-            return self.gelu_gate(s, rest(gate), rest(up), out, rows - GRID_Y_MAX, width);
-        }
         let params = G4GeluGateParams {
             gate: gate.data.ptr(),
             up: up.data.ptr(),
@@ -153,7 +142,7 @@ impl Kernels {
             up_stride: up.stride as i32,
         };
         // SAFETY: lengths asserted above.
-        unsafe { self.launch(s, G4_ID_g4_gelu_gate, grid(width.div_ceil(2048), rows, G4_ROW_THREADS, 0), &params) }
+        unsafe { self.launch(s, G4_ID_g4_gelu_gate, grid(rows, width.div_ceil(2048), G4_ROW_THREADS, 0), &params) }
     }
 
     /// Per-layer embeddings of `rows` tokens, in place over the context projection.
@@ -174,7 +163,7 @@ impl Kernels {
             table_scale_bf16: a.table_scale.into(),
             eps: a.eps,
         };
-        let launch = grid(a.layers.div_ceil(8), rows, G4_ROW_THREADS, 0);
+        let launch = grid(rows, a.layers.div_ceil(8), G4_ROW_THREADS, 0);
         // SAFETY: lengths asserted above; tokens are below the vocabulary (checked at admission, or the sampler's).
         unsafe { self.launch(s, G4_ID_g4_per_layer_input, launch, &params) }
     }
