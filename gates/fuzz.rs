@@ -22,7 +22,7 @@ use gemma4_serve::alloc::CountingAllocator;
 use gemma4_serve::inspect::{Asked, Report};
 use gemma4_serve::model::checkpoint::{Checkpoint, Content, TensorView};
 use gemma4_serve::model::config::ModelConfig;
-use gemma4_serve::model::plan::{MemoryPlan, PlanOptions};
+use gemma4_serve::model::plan::{MemoryPlan, PlanOptions, TablePlace};
 use gemma4_serve::model::safetensors::{Dtype, TensorOut, write};
 use gemma4_serve::model::tensors::{self, Expected};
 use mutate::{Edit, apply, edit};
@@ -217,7 +217,14 @@ fn check_accepted(checkpoint: &Checkpoint) {
         }
     }
     let contexts = vec![config.max_position];
-    let asked = Asked { contexts, slots: vec![1, 64], kv_pages: None, prefill_chunk: 64, cards: vec![1 << 30] };
+    let asked = Asked {
+        contexts,
+        slots: vec![1, 64],
+        kv_pages: None,
+        prefill_chunk: 64,
+        per_layer_table: TablePlace::Device,
+        cards: vec![1 << 30],
+    };
     let report = Report::of("a mutant", checkpoint, &asked).unwrap_or_else(|e| panic!("{e}"));
     let page = report.to_string();
     assert!(page.lines().count() < 100 && page.lines().all(|line| !line.contains(char::is_control)), "{page}");
