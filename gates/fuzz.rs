@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Mutants of each part, a base each: about half a minute in all.
-const CASES: u32 = 2_000;
+const CASES: u32 = 1_400;
 const CASES_FULL: u32 = 100_000;
 
 fn main() {
@@ -46,7 +46,7 @@ fn main() {
     let cases = number("--cases").map_or(if gate.full { CASES_FULL } else { CASES }, |n| n as u32);
     println!("seed {seed}, {cases} mutants a part");
     let seen = Seen::default();
-    for base in [Base::single(), Base::sharded()] {
+    for base in [Base::single(), Base::sharded(), Base::experts()] {
         for part in [Part::Config, Part::Neighbours, Part::Headers, Part::Everything] {
             fuzz(&mut gate, &base, part, seed, cases, &seen);
         }
@@ -198,6 +198,9 @@ fn check_accepted(checkpoint: &Checkpoint) {
         Content::Synthetic(_) => panic!("{} is in no file", view.name),
     };
     [Some(checkpoint.embed()), Some(checkpoint.norm()), checkpoint.head()].iter().flatten().for_each(view);
+    if let Some(of) = checkpoint.per_layer() {
+        [&of.table, &of.projection, &of.norm].into_iter().for_each(view);
+    }
     for index in 0..config.layers.len() {
         checkpoint.layer(index).map(view);
     }
@@ -255,6 +258,19 @@ impl Base {
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
                 "head_dim": 256, "per_layer_config": {"1": global, "3": global}, "hidden_size_per_layer_input": 8,
                 "vocab_size_per_layer_input": 32,
+            }),
+        )
+    }
+
+    /// S F with four experts each, of which a token goes to two.
+    fn experts() -> Base {
+        Self::new(
+            "experts",
+            None,
+            json!({
+                "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 256,
+                "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": true,
+                "enable_moe_block": true, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
             }),
         )
     }

@@ -14,16 +14,21 @@ use gemma4_serve::device::{DeviceKind, DriverError, Graph, soft};
 use gemma4_serve::engine::start::build_runner;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::KernelImage;
-use gemma4_serve::model::plan::PlanOptions;
+use gemma4_serve::model::plan::{PlanOptions, TablePlace};
 use gemma4_serve::request::GenerateRequest;
 use serve::{Random, Serve};
 
 fn main() {
     let mut gate = Gate::start("graphs");
     let device = Gate::device();
-    for name in ["dense", "ple", "moe"] {
+    for (name, place) in [
+        ("dense", TablePlace::Device),
+        ("ple", TablePlace::Device),
+        ("ple", TablePlace::Host),
+        ("moe", TablePlace::Device),
+    ] {
         let checkpoint = Checkpoint::open(&Gate::reference(name)).expect("a reference checkpoint opens");
-        the_plan_is_what_is_allocated(&mut gate, name, &checkpoint, device);
+        the_plan_is_what_is_allocated(&mut gate, name, &checkpoint, device, place);
     }
     let checkpoint = Checkpoint::open(&Gate::reference("dense")).expect("a reference checkpoint opens");
     replay_equals_eager(&mut gate, &checkpoint, device);
@@ -70,23 +75,38 @@ fn replay_equals_eager(gate: &mut Gate, checkpoint: &Checkpoint, device: DeviceK
     gate.fact(replays > 0, &format!("{replays} graphs were launched"));
 }
 
-/// The memory plan's total against the device's own count of live bytes, staging (freed after load) set aside.
-fn the_plan_is_what_is_allocated(gate: &mut Gate, name: &str, checkpoint: &Checkpoint, device: DeviceKind) {
+/// The memory plan's total against the device's own count of live bytes, staging (freed after load) set aside; and what
+/// it puts on the host, which is pinned.
+fn the_plan_is_what_is_allocated(
+    gate: &mut Gate,
+    name: &str,
+    checkpoint: &Checkpoint,
+    device: DeviceKind,
+    per_layer_table: TablePlace,
+) {
     if device != DeviceKind::Soft {
         println!("note: a GPU does not count the bytes of one process");
         return;
     }
     let live = || soft::counter("live_bytes").expect("a counter");
-    let before = live();
+    let pinned = || soft::counter("live_pinned_bytes").expect("a counter");
+    let (before, pinned_before) = (live(), pinned());
+    let options = PlanOptions { per_layer_table, ..options(16) };
     let image = KernelImage::Shipped(device);
     let (runner, plan) =
-        build_runner(checkpoint, device, image, &options(16), Duration::ZERO, &mut |_, _| {}).expect("a runner");
+        build_runner(checkpoint, device, image, &options, Duration::ZERO, &mut |_, _| {}).expect("a runner");
     let staging = plan.lines.iter().find(|line| line.name == "staging of packing").expect("a staging line").bytes;
     let (planned, real) = (plan.total_bytes - staging, live() - before);
     let off = planned.abs_diff(real) as f64 / planned as f64;
     gate.fact(
         off < 0.01,
         &format!("{name}: the memory plan says {planned} bytes, the device holds {real}: {:.2} % off", off * 100.0),
+    );
+    let host: u64 = plan.host_lines.iter().map(|line| line.bytes).sum();
+    let more = pinned() - pinned_before;
+    gate.fact(
+        more >= host && (host > 0) == (per_layer_table == TablePlace::Host),
+        &format!("{name}: {host} bytes planned on the host, {more} pinned there, of them the readback's"),
     );
     drop(runner);
     gate.fact(live() == before, &format!("{name}: everything is given back: {} bytes of {before} before", live()));

@@ -22,7 +22,7 @@ soft := $(patsubst csrc/soft/%.cpp,%,$(wildcard csrc/soft/*.cpp))
 tests := $(patsubst csrc/tests/%_test.cpp,%,$(wildcard csrc/tests/*_test.cpp))
 device := $(patsubst csrc/tests/%.cpp,%,$(wildcard csrc/tests/driver_*.cpp))
 # The tests of kernels that have a body of their own for the host.
-bodies := $(filter gemm attention expert,$(tests))
+bodies := $(filter gemm attention expert widths,$(tests))
 
 bare_flags :=
 bodies_flags := -DG4_GEMM_BODIES -DG4_ATTN_BODIES

@@ -7,7 +7,7 @@ programs() { # OUT TARGET
   local test
   case $2 in
     device) echo device ;;
-    bodies) for test in attention expert gemm; do echo "bodies/$test"; done ;;
+    bodies) for test in attention expert gemm widths; do echo "bodies/$test"; done ;;
     *) for test in csrc/tests/*_test.cpp; do test=${test##*/}; echo "$2/${test%_test.cpp}"; done ;;
   esac
 }

@@ -27,11 +27,11 @@ declare -A SUBSET=(
   [bare/attention]="padding_rows not_granted ring_that_wrapped prompt_gives_the_bits"
 )
 # The GPU bodies of the products, on fibres under two sanitizers, take over ten minutes for all sizes, so --full leaves
-# out two of their tests: the matrix of 60 shapes and 22 token counts, and the 12B's widths. No path is left out with
-# them. Every instance (t1 to t16, as layer and as logits, and the tiled one) meets every slab count and partial tiles
-# of rows, of depth and of tokens in every_instance_that, every count of stages in number_of_stages, blocks that walk
-# several groups of rows in order_of_threads, the cap in soft_capped. kernel_tests.sh --full runs the two without
-# sanitizers, and bare/gemm and driver/gemm run them here by the host's body.
+# out the matrix of 60 shapes and 22 token counts, and the published widths (widths_test) everywhere. No path is left
+# out with them: every instance (t1 to t16, as layer and as logits, and the tiled one) meets every slab count and
+# partial tiles of rows, of depth and of tokens in every_instance_that, every count of stages in number_of_stages,
+# blocks that walk several groups of rows in order_of_threads, the cap in soft_capped. kernel_tests.sh --full runs both
+# without sanitizers, and bare/gemm and driver/gemm run the matrix here by the host's body.
 declare -A FULL_SUBSET=(
   [bodies/gemm]="slab_counts every_instance_that number_of_stages neighbours nan_and_infinity signed_zeros zero_operand
     permuting order_of_threads soft_capped grids_cover geometry breaks_a_promise"

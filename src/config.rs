@@ -161,7 +161,8 @@ pub struct ScoreFlags {
     /// Where the logits go: `logits` [T,V] f32.
     #[arg(long, value_name = "FILE.safetensors")]
     out: PathBuf,
-    /// Path through the engine: prefill (all at once), decode (one token at a time through graphs), chunks:N.
+    /// Path through the engine: prefill (all at once, up to 65536), decode (one token at a time through graphs),
+    /// chunks:N.
     #[arg(long, default_value = "prefill", value_parser = parse_path)]
     path: ScorePath,
     /// Launches kernels one by one instead of replaying captured graphs.

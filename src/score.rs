@@ -8,7 +8,7 @@ use crate::config::{ScoreConfig, ScorePath};
 use crate::device::{DeviceBuffer, DeviceKind};
 use crate::engine::runner::{PromptChunk, RowOwner, Runner};
 use crate::engine::start::{StartError, build_runner};
-use crate::limits::ROWS_MAX;
+use crate::limits::{PREFILL_CHUNK_MAX, ROWS_MAX};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::kernels::{G4Slot, KernelImage};
 use crate::model::plan::{PlanOptions, TablePlace};
@@ -87,7 +87,7 @@ pub fn score(
     options: ScoreOptions,
 ) -> Result<Scores, ScoreError> {
     let chunk = match options.path {
-        ScorePath::Prefill => ids.len(),
+        ScorePath::Prefill => ids.len().min(PREFILL_CHUNK_MAX),
         ScorePath::Decode => 1,
         ScorePath::Chunks(n) => n.min(ids.len()),
     };

@@ -315,6 +315,11 @@ fn what_cannot_be_served_is_refused_by_its_field_and_value() {
         ("text_config.hidden_size", json!(68), "text_config.hidden_size is 68"),
         ("text_config.hidden_size", Value::Null, "text_config.hidden_size is missing"),
         ("text_config.intermediate_size", json!(24), "text_config.intermediate_size is 24"),
+        (
+            "text_config.intermediate_size",
+            json!((1 << 20) + 16),
+            "intermediate_size is 1048592, expected 16 to 1048576",
+        ),
         ("text_config.num_hidden_layers", huge.clone(), "num_hidden_layers is 1099511627776"),
         ("text_config.num_hidden_layers", json!(7), "layer_types is a list of 6: num_hidden_layers is 7"),
         ("text_config.layer_types", json!([1, 2, 3, 4, 5, 6]), "layer_types is 1"),

@@ -19,7 +19,7 @@ const INFINITY: [u8; 2] = [0x80, 0x7f];
 
 #[test]
 fn whole_checkpoints_open_within_the_budget_that_damaged_ones_are_held_to() {
-    for model in ["dense", "unified", "ple"] {
+    for model in ["dense", "unified", "ple", "moe"] {
         Folder::of(model).open().unwrap_or_else(|e| panic!("{e}"));
         Folder::sharded(model, 30).open().unwrap_or_else(|e| panic!("{e}"));
     }

@@ -164,7 +164,7 @@ fn the_embedded_checkpoint_is_the_folder() {
 
 #[test]
 fn both_config_spellings_open_the_same_weights() {
-    for model in ["dense", "unified", "ple"] {
+    for model in ["dense", "unified", "ple", "moe"] {
         let folder = folder(model);
         std::fs::copy(reference(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
         std::fs::copy(reference(model).join("config.hf-5.24-style.json"), folder.path().join("config.json")).unwrap();

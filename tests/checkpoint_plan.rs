@@ -118,6 +118,7 @@ fn every_line_of_the_tiny_model_with_per_layer_embeddings_is_what_a_hand_compute
     assert!(plan.host_lines.is_empty() && host.host_lines[..] == [line(&plan, "per-layer embeddings").clone()]);
     assert_eq!(host.total_bytes, plan.total_bytes - 512 * 8 * 32 * 2);
     assert_eq!(host.lines.len(), plan.lines.len() - 1);
+    assert_eq!(MemoryPlan::resolve(&tiny(), &on_host, false, GIB), Err(PlanError::NoTable));
 }
 
 /// Five layers with 16 experts 32 wide, of which a token goes to 4.

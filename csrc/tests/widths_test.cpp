@@ -1,5 +1,6 @@
-// Every product of a layer at the widths of each published size: 64 rows of the outputs against the rule, and the tiled
-// product against the small one whole. kernel_tests.sh runs one size, --full all.
+// The products of a layer at the widths of each published size, those of experts with one expert's matrix: 64 rows of
+// the outputs against the rule, and the tiled product against the small one whole; narrow ones by every small instance.
+// kernel_tests.sh runs one size, --full all, and that one by the GPU bodies.
 #include "gemm_rig.h"
 
 using namespace g4test;
@@ -8,24 +9,31 @@ namespace {
 
 struct Width {
   int n, k;
+  Kind kind = kGemm;
 };
+
+// Where more tokens than two cost little: 4 M weights.
+const int64_t kNarrow = 1 << 22;
 
 void check(const Width& width, Random& r) {
   Weights w(width.n, width.k);
   w.packed = quick_bf16(r, w.packed.size());
-  const Bf16s x = quick_bf16(r, (size_t)9 * w.k);
-  for (int tokens : {1, 9}) {
-    const std::vector<uint32_t> small = product(smallest(tokens), w, first_tokens(x, tokens, w.k));
+  const Bf16s x = quick_bf16(r, (size_t)120 * w.k);
+  Run run;
+  run.kind = width.kind;
+  for (int tokens : {1, 9, 30, 60, 120}) {
+    if (tokens > 9 && (int64_t)w.n * w.k > kNarrow) break;
+    const std::vector<uint32_t> small = product(smallest(tokens), w, first_tokens(x, tokens, w.k), run);
     for (int i = 0; i < 64; i++) {
       const int row = i == 0 ? 0 : i == 1 ? w.n - 1 : (int)r.below(w.n);
       for (int t = 0; t < tokens; t++) {
         const uint16_t* token = x.data() + (size_t)t * w.k;
         const uint32_t got = small[(size_t)t * w.n + row];
-        G4_CHECK(right(w, row, token, kGemm, got), "n %d, k %d, token %d, row %d: %04x, rule gives %g", w.n, w.k, t,
-                 row, got, rule(w, row, token));
+        G4_CHECK(right(w, row, token, width.kind, got), "n %d, k %d, token %d, row %d: %04x, rule gives %g", w.n, w.k,
+                 t, row, got, rule(w, row, token));
       }
     }
-    same(product(kTiled, w, first_tokens(x, tokens, w.k)), small, w, "tiled against small", kTiled);
+    same(product(kTiled, w, first_tokens(x, tokens, w.k), run), small, w, "tiled against small", kTiled);
   }
 }
 
@@ -55,7 +63,7 @@ G4_TEST(widths_12b) {
 
 G4_TEST(widths_26b_a4b) {
   check({{8192, 2816}, {2816, 4096}, {9216, 2816}, {2816, 8192}, {4224, 2816}, {2816, 2112}});
-  check({{128, 2816}, {1408, 2816}, {2816, 704}});  // router; an expert
+  check({{128, 2816, kLogits}, {1408, 2816}, {2816, 704}});  // router; an expert
 }
 
 G4_TEST(widths_31b) {

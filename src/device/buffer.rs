@@ -129,7 +129,7 @@ impl<T: Pod> PinnedBuffer<T> {
     pub fn new(context: &Context, len: usize) -> Result<Self, DriverError> {
         let mut address = std::ptr::null_mut();
         // SAFETY: out-pointer to a local; the context is current on this thread.
-        unsafe { cu!(cuMemHostAlloc(&mut address, len.max(1) * size_of::<T>(), 0))? };
+        unsafe { cu!(cuMemHostAlloc(&mut address, len.max(1) * size_of::<T>(), sys::CU_MEMHOSTALLOC_DEVICEMAP))? };
         // SAFETY: just allocated with this size; zero is a value of every Pod type.
         unsafe { address.cast::<u8>().write_bytes(0, len.max(1) * size_of::<T>()) };
         Ok(PinnedBuffer { address: address.cast(), len, context: context.inner.clone() })

@@ -139,7 +139,9 @@ impl Runner {
 
     /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
     pub fn warm_up(&mut self) -> Result<(), DriverError> {
-        let rows = self.forward.geometry.chunk_tokens.min(129);
+        // Rows for which the tiled product is taken, and large tiles of experts.
+        let experts = self.forward.config.experts.map_or(0, |of| 8 * of.count / of.top + 1);
+        let rows = self.forward.geometry.chunk_tokens.min(experts.max(129));
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.
             let rows = self.tables.padding_prompt(&self.stream, &self.forward.kernels, count)?;

@@ -77,6 +77,10 @@ pub(super) fn resolve(text: &Fields, heads: usize) -> Result<Vec<LayerConfig>, C
     let base_dim = text.count("head_dim", 1, HIDDEN_MAX)?.unwrap_or(HEAD_DIM_SLIDING);
     let donors = kv_donors(text, &kinds)?;
     let is_double_wide = text.flag("use_double_wide_mlp")?.unwrap_or(false);
+    if is_double_wide && 2 * intermediate > INTERMEDIATE_MAX {
+        let why = format!("with use_double_wide_mlp at most {}", INTERMEDIATE_MAX / 2);
+        return Err(text.unsupported("intermediate_size", intermediate, why));
+    }
     let overrides = text.object("per_layer_config")?;
     if let Some(overrides) = &overrides {
         check_overrides(overrides, count)?;

@@ -65,6 +65,8 @@ pub struct MemoryPlan {
 pub enum PlanError {
     #[error("{knob} is {value}: {why}")]
     Knob { knob: &'static str, value: usize, why: String },
+    #[error("--per-layer-table host: the model has no per-layer embeddings")]
+    NoTable,
     #[error("{0}")]
     DoesNotFit(Box<DoesNotFit>),
 }
@@ -174,6 +176,9 @@ fn check(config: &ModelConfig, options: &PlanOptions) -> Result<(), PlanError> {
     }
     if let Some(pages) = options.kv_pages {
         within("--kv-pages", pages, PAGES_MAX)?;
+    }
+    if options.per_layer_table == TablePlace::Host && config.per_layer_width.is_none() {
+        return Err(PlanError::NoTable);
     }
     for (page, segment) in
         [(options.page_tokens_sliding, options.segment_sliding), (options.page_tokens_global, options.segment_global)]

@@ -2,6 +2,7 @@
 //! its form, told from what its configuration says, from its tensors when the configuration says nothing, or from the
 //! files of the folder. The one place where a further format enters.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -186,8 +187,9 @@ pub(super) fn check_tensors(shards: &[Shard]) -> Result<(), CheckpointError> {
     }
     // Bytes are quantised weights only beside their scales; alone they are a wrong dtype.
     let bytes = |t: &TensorInfo| t.name.ends_with(".weight") && (t.dtype == U8 || t.dtype == I8);
-    let has = |name: String| tensors().any(|(_, info)| info.name == name);
-    match tensors().filter(|(_, info)| bytes(info)).find(|(_, info)| has(format!("{}_scale", info.name))) {
+    // A set: a header may list hundreds of thousands of tensors without a byte.
+    let scaled: HashSet<&str> = tensors().filter_map(|(_, info)| info.name.strip_suffix("_scale")).collect();
+    match tensors().filter(|(_, info)| bytes(info)).find(|(_, info)| scaled.contains(info.name.as_str())) {
         Some((shard, info)) => Err(refused(shard, info, QuantisedForm::GemmaMobile)),
         None => Ok(()),
     }

@@ -10,6 +10,7 @@ use super::checkpoint::{Checkpoint, Content, TensorView};
 use super::config::{LayerKind, RopeConfig};
 use super::footprint::{Geometry, STAGING_BUFFERS, STAGING_BYTES_MAX, TablePlace};
 use super::kernels::{Gemm, Kernels};
+use super::layers::INTERMEDIATE_MAX;
 use crate::device::{Context, DeviceBuffer, DeviceSlice, DriverError, Event, PinnedBuffer, Stream};
 
 /// A matrix `[n][k]` in fragment order.
@@ -277,6 +278,9 @@ fn rope_table(
     kernels.rope_table(stream, cos, sin, rope.theta, positions, rope.pairs, rope.head_dim)?;
     Ok(table)
 }
+
+/// A piece is at least one row of tiles, and the deepest matrix is as deep as an MLP can be wide.
+const _: () = assert!(16 * 2 * INTERMEDIATE_MAX <= STAGING_BYTES_MAX);
 
 /// Streams tensors to the device. Two staging buffers alternate: one is filled while the other's copy runs.
 struct Uploader<'a> {

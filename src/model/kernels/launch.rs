@@ -137,7 +137,9 @@ fn attention_id(decode: bool, head_dim: usize, segment: usize) -> G4KernelId {
     }
 }
 
+/// The driver takes at most 65,535 blocks in the second dimension.
 pub(super) fn grid(x: usize, y: usize, threads: u32, shared_bytes: usize) -> Launch {
+    assert!(y <= 65_535, "{y} blocks in y");
     Launch { grid: [x as u32, y as u32, 1], threads, shared_bytes: shared_bytes as u32 }
 }
 

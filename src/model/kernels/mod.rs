@@ -1,5 +1,5 @@
 //! The kernel library as the runtime calls it: bindings of `csrc/gemma4_kernels.h`, the loaded functions, and one
-//! launcher per kernel that computes its geometry ([`launch`], [`launch_rows`]).
+//! launcher per kernel that computes its geometry ([`launch`], [`launch_rows`], [`launch_experts`]).
 //!
 //! Fenced unsafe: parameter structs hold raw device addresses. Launchers take [`DeviceSlice`]s, assert the lengths the
 //! kernel's file states, and stand for the pointers.
