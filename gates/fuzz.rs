@@ -2,9 +2,9 @@
 //! allocates no more than its files' text accounts for, and refuses in one line that names a file; what is accepted has
 //! every byte it says, a memory plan that keeps its promises, and a report.
 //!
-//! Two bases: one file and the published spelling; two shards, an index, the re-saved spelling, per-layer embeddings
-//! and shared K and V. The seed is printed; `cargo test --test gate_fuzz -- --seed N` replays it, `--cases N` sets the
-//! number of mutants of each part. proptest makes the mutants and shrinks the one that fails.
+//! Three bases: one file and the published spelling; two shards, an index, the re-saved spelling, per-layer embeddings
+//! and shared K and V; experts. The seed is printed; `cargo test --test gate_fuzz -- --seed N` replays it, `--cases N`
+//! sets the number of mutants of each part. proptest makes the mutants and shrinks the one that fails.
 
 mod common;
 #[path = "../tests/support/folder.rs"]
@@ -24,7 +24,7 @@ use gemma4_serve::model::checkpoint::{Checkpoint, Content, TensorView};
 use gemma4_serve::model::config::ModelConfig;
 use gemma4_serve::model::plan::{MemoryPlan, PlanOptions, TablePlace};
 use gemma4_serve::model::safetensors::{Dtype, TensorOut, write};
-use gemma4_serve::model::tensors::{self, Expected};
+use gemma4_serve::model::tensors::{self, Expected, PREFIXES};
 use mutate::{Edit, apply, edit};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -294,7 +294,8 @@ impl Base {
         let config = config.to_string().into_bytes();
         let generation = json!({"eos_token_id": [1, 6, 5], "temperature": 1.0, "top_k": 64, "top_p": 0.95});
         let model = ModelConfig::parse(&config, None, None).expect("a base is served");
-        let tensors = expected(&model);
+        let named = |Expected { name, shape }| Expected { name: format!("{}{name}", PREFIXES[2].text), shape };
+        let tensors: Vec<Expected> = tensors::all(&model).into_iter().map(named).collect();
         let split = split.unwrap_or(tensors.len());
         let parts = [&tensors[..split], &tensors[split..]].into_iter().filter(|part| !part.is_empty());
         let names = if split < tensors.len() { SHARDS.to_vec() } else { vec![WEIGHTS] };
@@ -353,19 +354,6 @@ impl Base {
             self.folder.write(name, [&length.to_le_bytes()[..], header, data].concat());
         }
     }
-}
-
-/// Every tensor of the model, named as text-only exports name them.
-fn expected(config: &ModelConfig) -> Vec<Expected> {
-    let mut all = Vec::new();
-    let mut take = |expected: &Expected| {
-        all.push(Expected { name: format!("model.{}", expected.name), shape: expected.shape.clone() });
-    };
-    tensors::outer(config).map(&mut take);
-    for index in 0..config.layers.len() {
-        tensors::layer(config, index).map(&mut take);
-    }
-    all
 }
 
 /// Header and data of a file of these tensors, all ones.

@@ -1,55 +1,24 @@
 //! Opening checkpoints: what is read is what the files hold, and every kind of damage is refused by name.
 
+#[path = "support/folder.rs"]
+mod folder;
+
 use std::path::Path;
 
+use folder::{CONFIG, Folder, INDEX, SHARDS, Tensor, WEIGHTS, find, reference, tensors_of};
+use gemma4_serve::alloc::CountingAllocator;
 use gemma4_serve::model::checkpoint::{Checkpoint, Content, TensorView};
-use gemma4_serve::model::safetensors::{Dtype, TensorInfo, TensorOut, read_header, write};
+use gemma4_serve::model::safetensors::{Dtype, read_header};
 use proptest::prelude::*;
 use serde_json::json;
-use tempfile::TempDir;
 
-fn reference(model: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(model)
-}
-
-/// A tensor of a checkpoint being built.
-#[derive(Clone)]
-struct Tensor {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-fn tensors_of(model: &str) -> Vec<Tensor> {
-    let file = std::fs::read(reference(model).join("model.safetensors")).unwrap();
-    let own = |TensorInfo { name, dtype, shape, bytes }| Tensor { name, dtype, shape, bytes: file[bytes].to_vec() };
-    read_header(&file).unwrap().into_iter().map(own).collect()
-}
-
-fn file_of(tensors: &[Tensor]) -> Vec<u8> {
-    let mut file = Vec::new();
-    let tensors: Vec<TensorOut> = tensors
-        .iter()
-        .map(|Tensor { name, dtype, shape, bytes }| TensorOut { name, dtype: *dtype, shape, bytes })
-        .collect();
-    write(&mut file, &tensors).unwrap();
-    file
-}
-
-/// A folder with the model's config and tokenizer but no weights.
-fn folder(model: &str) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(reference(model).join(name), folder.path().join(name)).unwrap();
-    }
-    folder
-}
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn open_with(model: &str, weights: &[u8]) -> Result<Checkpoint, String> {
-    let folder = folder(model);
-    std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
-    Checkpoint::open(folder.path()).map_err(|e| e.to_string())
+    let folder = Folder::without_weights(model);
+    folder.write(WEIGHTS, weights);
+    folder.open()
 }
 
 /// Opens the dense checkpoint after a change to its list of tensors.
@@ -58,27 +27,13 @@ fn open_changed(change: impl FnOnce(&mut Vec<Tensor>)) -> Result<Checkpoint, Str
 }
 
 fn open_changed_of(model: &str, change: impl FnOnce(&mut Vec<Tensor>)) -> Result<Checkpoint, String> {
-    let mut tensors = tensors_of(model);
-    change(&mut tensors);
-    open_with(model, &file_of(&tensors))
+    Folder::changed(model, change).open()
 }
 
-fn find<'a>(tensors: &'a mut [Tensor], suffix: &str) -> &'a mut Tensor {
-    tensors.iter_mut().find(|t| t.name.ends_with(suffix)).unwrap()
-}
-
-/// Writes two shards and an index, after a change to the index's map.
-fn sharded(change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) -> TempDir {
-    let folder = folder("dense");
-    let tensors = tensors_of("dense");
-    let mut map = serde_json::Map::new();
-    for (name, part) in [("a.safetensors", &tensors[..40]), ("b.safetensors", &tensors[40..])] {
-        std::fs::write(folder.path().join(name), file_of(part)).unwrap();
-        map.extend(part.iter().map(|t| (t.name.clone(), json!(name))));
-    }
-    change(&mut map);
-    let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
-    std::fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+/// Two shards and an index, after a change to the index's map.
+fn sharded(change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) -> Folder {
+    let folder = Folder::sharded("dense", 40);
+    folder.edit(INDEX, |index| change(index["weight_map"].as_object_mut().unwrap()));
     folder
 }
 
@@ -165,10 +120,9 @@ fn the_embedded_checkpoint_is_the_folder() {
 #[test]
 fn both_config_spellings_open_the_same_weights() {
     for model in ["dense", "unified", "ple", "moe"] {
-        let folder = folder(model);
-        std::fs::copy(reference(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-        std::fs::copy(reference(model).join("config.hf-5.24-style.json"), folder.path().join("config.json")).unwrap();
-        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let folder = Folder::of(model);
+        folder.write(CONFIG, std::fs::read(reference(model).join("config.hf-5.24-style.json")).unwrap());
+        let checkpoint = folder.open().unwrap();
         assert_eq!(checkpoint.config, Checkpoint::open(&reference(model)).unwrap().config);
     }
 }
@@ -342,16 +296,13 @@ fn transposed_experts_are_refused_by_their_shape() {
 /// The MLP is twice as wide in shared layers only.
 #[test]
 fn a_double_wide_mlp_where_it_should_not_be_is_refused() {
-    let folder = folder("ple");
-    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
-    let narrow = config.replace("\"use_double_wide_mlp\": true", "\"use_double_wide_mlp\": false");
-    assert_ne!(narrow, config);
-    std::fs::write(folder.path().join("config.json"), narrow).unwrap();
-    std::fs::copy(reference("ple").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    refusal(
-        Checkpoint::open(folder.path()).map_err(|e| e.to_string()),
-        &["layers.5.mlp.gate_proj.weight has shape [128, 64], config.json says [64, 64]"],
-    );
+    let folder = Folder::of("ple");
+    folder.edit(CONFIG, |config| {
+        let wide = config["text_config"]["use_double_wide_mlp"].take();
+        assert_eq!(wide, json!(true));
+        config["text_config"]["use_double_wide_mlp"] = json!(false);
+    });
+    refusal(folder.open(), &["layers.5.mlp.gate_proj.weight has shape [128, 64], config.json says [64, 64]"]);
 }
 
 #[test]
@@ -367,12 +318,12 @@ fn a_head_of_its_own_is_used_and_an_untied_model_needs_one() {
         &["lm_head.weight has shape [511, 64], config.json says [512, 64]"],
     );
 
-    let folder = folder("dense");
-    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
-    let untied = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
-    std::fs::write(folder.path().join("config.json"), untied).unwrap();
-    std::fs::copy(reference("dense").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    refusal(Checkpoint::open(folder.path()).map_err(|e| e.to_string()), &["tie_word_embeddings", "lm_head.weight"]);
+    let folder = Folder::of("dense");
+    folder.edit(CONFIG, |config| {
+        config["tie_word_embeddings"] = json!(false);
+        config["text_config"]["tie_word_embeddings"] = json!(false);
+    });
+    refusal(folder.open(), &["tie_word_embeddings", "lm_head.weight"]);
 }
 
 #[test]
@@ -396,7 +347,7 @@ fn a_wrong_shape_or_dtype_or_a_missing_tensor_is_named() {
 #[test]
 fn shards_give_what_the_single_file_gives() {
     let folder = sharded(|_| {});
-    let (sharded, single) = (Checkpoint::open(folder.path()).unwrap(), Checkpoint::open(&reference("dense")).unwrap());
+    let (sharded, single) = (folder.open().unwrap(), Checkpoint::open(&reference("dense")).unwrap());
     for (a, b) in views(&sharded).into_iter().zip(views(&single)) {
         assert_eq!(a, b);
     }
@@ -404,42 +355,41 @@ fn shards_give_what_the_single_file_gives() {
 
 #[test]
 fn an_index_that_disagrees_with_its_shards_is_refused() {
-    let open = |folder: &TempDir| Checkpoint::open(folder.path()).map_err(|e| e.to_string());
     let folder = sharded(|_| {});
-    std::fs::remove_file(folder.path().join("b.safetensors")).unwrap();
-    refusal(open(&folder), &["shard b.safetensors is missing"]);
+    folder.remove(SHARDS[1]);
+    refusal(folder.open(), &[&format!("shard {} is missing", SHARDS[1])]);
 
-    let ghost = sharded(|map| drop(map.insert("model.ghost".into(), json!("a.safetensors"))));
-    refusal(open(&ghost), &["a.safetensors: tensor model.ghost is not in it"]);
+    let ghost = sharded(|map| drop(map.insert("model.ghost".into(), json!(SHARDS[0]))));
+    refusal(ghost.open(), &[&format!("{}: tensor model.ghost is not in it", SHARDS[0])]);
 
     let moved = "model.language_model.norm.weight";
     let swapped = sharded(|map| {
-        let other = if map[moved] == "a.safetensors" { "b.safetensors" } else { "a.safetensors" };
+        let other = if map[moved] == SHARDS[0] { SHARDS[1] } else { SHARDS[0] };
         map[moved] = json!(other);
     });
-    refusal(open(&swapped), &[moved]);
+    refusal(swapped.open(), &[moved]);
 
     let silent = sharded(|map| drop(map.remove(moved)));
-    refusal(open(&silent), &["tensor model.language_model.norm.weight is in it, the index does not say so"]);
+    refusal(silent.open(), &["tensor model.language_model.norm.weight is in it, the index does not say so"]);
 
     for shard in ["../a.safetensors", "/etc/passwd", "x/a.safetensors", "", "a.bin", ".."] {
         let outside = sharded(|map| drop(map.insert(moved.into(), json!(shard))));
-        refusal(open(&outside), &["model.safetensors.index.json: tensor model.language_model.norm.weight is said"]);
+        refusal(outside.open(), &["model.safetensors.index.json: tensor model.language_model.norm.weight is said"]);
     }
     for index in ["", "{}", "{\"weight_map\":{}}", "{\"weight_map\":{\"a\":1}}", "{\"weight_map\":[]}"] {
-        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
-        refusal(open(&folder), &["model.safetensors.index.json: "]);
+        folder.write(INDEX, index);
+        refusal(folder.open(), &["model.safetensors.index.json: "]);
     }
     let twice = "{\"weight_map\":{\"t\":\"a.safetensors\",\"t\":\"b.safetensors\"}}";
-    std::fs::write(folder.path().join("model.safetensors.index.json"), twice).unwrap();
-    refusal(open(&folder), &["tensor t stands in it twice"]);
+    folder.write(INDEX, twice);
+    refusal(folder.open(), &["tensor t stands in it twice"]);
 }
 
 #[test]
 fn a_folder_without_config_or_weights_or_with_odd_files_is_refused() {
     let open = |path: &Path| Checkpoint::open(path).map_err(|e| e.to_string());
     refusal(open(Path::new("/nonexistent")), &["/nonexistent/config.json"]);
-    let folder = folder("dense");
+    let folder = Folder::without_weights("dense");
     refusal(open(folder.path()), &["neither model.safetensors nor model.safetensors.index.json"]);
     std::fs::create_dir(folder.path().join("model.safetensors")).unwrap();
     refusal(open(folder.path()), &["model.safetensors: not a regular file"]);

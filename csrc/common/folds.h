@@ -1,6 +1,6 @@
 // Folds over the threads of a warp or a block, for whole warps: maxima, integer sums, and float sums over a fixed tree.
 //
-// Test: tests/sampler, csrc/tests/step_test.cpp (step_begin), csrc/tests/expert_test.cpp
+// Test: csrc/tests/row_test.cpp, tests/sampler, csrc/tests/step_test.cpp (step_begin), csrc/tests/expert_test.cpp
 #ifndef G4_FOLDS_H
 #define G4_FOLDS_H
 
@@ -97,8 +97,9 @@ static inline void pair_scan_join(void* const* args, uint32_t count) {
     sum.first += own.first, sum.second += own.second;
   }
 }
+// A binary tree over a power of two of floats, the sum given to everyone.
 static inline void float_tree_join(void* const* args, uint32_t count) {
-  float lane[G4_WARP];
+  float lane[G4_ROW_LANES];
   for (uint32_t i = 0; i < count; i++) lane[i] = *static_cast<float*>(args[i]);
   for (uint32_t stride = count / 2; stride > 0; stride /= 2)
     for (uint32_t i = 0; i < stride; i++) lane[i] = lane[i] + lane[i + stride];

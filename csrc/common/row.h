@@ -18,6 +18,7 @@
 
 #include "../gemma4_kernels.h"
 #include "cta.h"
+#include "folds.h"
 #include "math.h"
 
 namespace g4 {
@@ -76,24 +77,6 @@ G4_FN float group_add_sq(float acc, Vec16 g) {
 
 // ---- The tree ----
 
-#if G4_GPU
-// Strides 16 to 1 inside a warp.
-G4_FN float tree_warp_tail(float v) {
-  G4_UNROLL
-  for (int stride = 16; stride > 0; stride /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, stride);
-  return v;
-}
-#else
-// Folds `count` lanes that stand in args, and gives the sum to everyone.
-static inline void tree_join(void* const* args, uint32_t count) {
-  float lane[G4_ROW_LANES];
-  for (uint32_t i = 0; i < count; i++) lane[i] = *static_cast<float*>(args[i]);
-  for (uint32_t stride = count / 2; stride > 0; stride /= 2)
-    for (uint32_t i = 0; i < stride; i++) lane[i] = lane[i] + lane[i + stride];
-  for (uint32_t i = 0; i < count; i++) *static_cast<float*>(args[i]) = lane[0];
-}
-#endif
-
 // The sum over the 256 lanes, in every thread of the block. scratch: kRowScratchBytes of shared memory that no other
 // thread may still be reading: two sums of one kernel take two scratches, and one barrier each is enough.
 G4_FN float row_tree(Cta cta, float lane_sum, float* scratch) {
@@ -103,25 +86,18 @@ G4_FN float row_tree(Cta cta, float lane_sum, float* scratch) {
   const float* s = scratch + cta.lane();  // every warp folds strides 128, 64 and 32 for itself
   const float a = (s[0] + s[128]) + (s[64] + s[192]);
   const float b = (s[32] + s[160]) + (s[96] + s[224]);
-  return tree_warp_tail(a + b);
+  return warp_sum(cta, a + b);
 #else
   (void)scratch;
   if (cta.threads() != G4_ROW_LANES) cta.self->ops->trap(cta.self, "row kernel of not 256 threads", __FILE__, __LINE__);
-  G4_JOIN(cta, G4_SCOPE_BLOCK, &lane_sum, tree_join);
+  G4_JOIN(cta, G4_SCOPE_BLOCK, &lane_sum, float_tree_join);
   return lane_sum;
 #endif
 }
 
 // The same sum when lanes 64.. hold nothing: thread i of the warp brings lanes i and i + 32. All 32 threads call it.
 G4_FN float row_tree_warp(Cta cta, float lane_low, float lane_high) {
-  float v = lane_low + lane_high;  // stride 32; strides 128 and 64 add +0
-#if G4_GPU
-  (void)cta;
-  return tree_warp_tail(v);
-#else
-  G4_JOIN(cta, G4_SCOPE_WARP, &v, tree_join);
-  return v;
-#endif
+  return warp_sum(cta, lane_low + lane_high);  // stride 32; strides 128 and 64 add +0
 }
 
 // ---- A row and its threads ----

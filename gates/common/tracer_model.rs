@@ -7,7 +7,7 @@ use std::io::BufWriter;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::config::ModelConfig;
 use gemma4_serve::model::safetensors::{Dtype, TensorOut, write};
-use gemma4_serve::model::tensors::{self, Expected, PREFIXES};
+use gemma4_serve::model::tensors::{self, PREFIXES};
 
 pub const WINDOW: usize = 16;
 
@@ -45,11 +45,7 @@ pub fn checkpoint() -> Checkpoint {
     let folder = tempfile::tempdir().expect("a temporary folder");
     std::fs::write(folder.path().join("config.json"), CONFIG).expect("config.json");
     let config = ModelConfig::parse(CONFIG.as_bytes(), None, None).expect("a valid configuration");
-    let mut expected: Vec<Expected> = Vec::new();
-    tensors::outer(&config).map(|tensor| expected.push(tensor.clone()));
-    for index in 0..config.layers.len() {
-        tensors::layer(&config, index).map(|tensor| expected.push(tensor.clone()));
-    }
+    let expected = tensors::all(&config);
     let tensors: Vec<(String, Vec<u8>)> = expected
         .iter()
         .map(|tensor| {

@@ -12,7 +12,7 @@ use crate::device::{Context, DeviceBuffer, DriverError, Stream, nvtx};
 use crate::graph::BucketGraphs;
 use crate::kv::Reservation;
 use crate::model::forward::{Forward, HiddenTap, Mode, OutputRows, Rows};
-use crate::model::kernels::{G4Logprobs, G4Record, G4Slot};
+use crate::model::kernels::{G4Logprobs, G4Record, G4Slot, expert_rows_many};
 use crate::sampler::overlays::{OverlayPart, Overlays};
 use crate::sampler::params::PackedSampling;
 use crate::sampler::prompt::{SCORES_AT, score_places};
@@ -140,7 +140,7 @@ impl Runner {
     /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
     pub fn warm_up(&mut self) -> Result<(), DriverError> {
         // Rows for which the tiled product is taken, and large tiles of experts.
-        let experts = self.forward.config.experts.map_or(0, |of| 8 * of.count / of.top + 1);
+        let experts = self.forward.config.experts.map_or(0, |of| expert_rows_many(of.count, of.top));
         let rows = self.forward.geometry.chunk_tokens.min(experts.max(129));
         for count in [1, rows] {
             // Slot -1: every row is padding, nothing is written to the cache.

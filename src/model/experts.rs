@@ -99,8 +99,8 @@ impl Experts {
         let product = |w, x, x_by_pair, out| k.expert_gemm(s, &ExpertGemm { w, x, x_by_pair, out, of: routed });
         product(w.gate_up.gemm(), self.x.all(), false, self.gate_up.all())?;
         let m = config.intermediate;
-        let half = |first: usize| Strided { data: self.gate_up.slice(first..self.gate_up.len()), stride: 2 * m };
-        k.gelu_gate(s, half(0), half(m), self.gated.all(), rows * config.top, m)?;
+        let [gate, up] = Strided::halves(self.gate_up.all(), m);
+        k.gelu_gate(s, gate, up, self.gated.all(), rows * config.top, m)?;
         product(w.down.gemm(), self.gated.all(), true, self.down.all())?;
         let combine = ExpertCombine {
             y: a.y,

@@ -228,7 +228,7 @@ impl Geometry {
     }
 
     fn scratch_lines(&self, config: &ModelConfig) -> Vec<Line> {
-        let rows = self.chunk_tokens.max(self.decode_rows);
+        let rows = self.rows_max();
         let widths = Widths::of(config);
         let Widths { h, qkv, q, i, p, experts } = widths;
         let per_layer = if p > 0 { format!(" + {p}") } else { String::new() };
@@ -414,8 +414,7 @@ struct WeightSums {
     experts: u64,
     /// Norms and scalars.
     vectors: u64,
-    /// Per-layer embeddings: the table, and the packed projection.
-    table: u64,
+    /// Of per-layer embeddings, whose table is looked up: the packed projection.
     projection: u64,
 }
 
@@ -440,7 +439,6 @@ impl WeightSums {
         sums.vectors += product(&outer.norm.shape) * BF16;
         if let Some(of) = outer.per_layer {
             sums.vectors += product(&of.norm.shape) * BF16;
-            sums.table = product(&of.table.shape) * BF16;
             sums.projection = packed_bytes(of.projection.shape[0], of.projection.shape[1]);
         }
         sums
@@ -489,5 +487,5 @@ fn table_line(config: &ModelConfig) -> Option<Line> {
     let width = config.per_layer_width?;
     let (vocab, layers) = (config.vocab, config.layers.len());
     let arithmetic = format!("{vocab} rows x {layers} layers x {width} x {BF16} B, looked up by row");
-    Some(Line { name: "per-layer embeddings", arithmetic, bytes: WeightSums::of(config).table })
+    Some(Line { name: "per-layer embeddings", arithmetic, bytes: product(&[vocab, layers, width]) * BF16 })
 }

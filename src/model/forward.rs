@@ -193,7 +193,7 @@ impl Forward {
         let end = if output == OutputRows::None { owners } else { all };
         for (index, layer) in w.layers[..end].iter().enumerate() {
             if index == owners && output == OutputRows::Last {
-                at = at.last_row(h, w.per_layer.as_ref().map_or(0, |of| all * of.norm.len()));
+                at = at.last_row(h, all * self.config.per_layer_width.unwrap_or(0));
             }
             let n = at.rows.count;
             k.gemm(s, layer.qkv.gemm(), at.normed, a.qkv.all(), n)?;
@@ -203,8 +203,8 @@ impl Forward {
             k.add_norm(s, at.x, a.branch.all(), post, None, next, n, eps)?;
             k.gemm(s, layer.gate_up.gemm(), at.normed, a.gate_up.all(), n)?;
             let i = self.config.layers[index].intermediate;
-            let half = |first: usize| Strided { data: a.gate_up.slice(first..a.gate_up.len()), stride: 2 * i };
-            k.gelu_gate(s, half(0), half(i), a.gated.all(), n, i)?;
+            let [gate, up] = Strided::halves(a.gate_up.all(), i);
+            k.gelu_gate(s, gate, up, a.gated.all(), n, i)?;
             k.gemm(s, layer.down.gemm(), a.gated.all(), a.branch.all(), n)?;
             if let (Some(experts), Some(weights)) = (&self.experts, &layer.experts) {
                 let of = ExpertsOf { x: at.x, router_x: at.normed, y: a.branch.all(), rows: at.rows, eps };

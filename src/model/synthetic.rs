@@ -235,18 +235,13 @@ fn text_config(shape: &Shape, variant: Variant, layers: usize) -> Value {
 
 /// Every tensor of such a model, named as published.
 pub(super) fn tensor_infos(config: &ModelConfig) -> Vec<TensorInfo> {
-    let info = |expected: &Expected| TensorInfo {
-        name: format!("{}{}", PREFIXES[0].text, expected.name),
+    let info = |Expected { name, shape }| TensorInfo {
+        name: format!("{}{name}", PREFIXES[0].text),
         dtype: Dtype::Bf16,
-        shape: expected.shape.clone(),
+        shape,
         bytes: 0..0,
     };
-    let mut infos = Vec::new();
-    tensors::outer(config).map(|expected| infos.push(info(expected)));
-    for index in 0..config.layers.len() {
-        tensors::layer(config, index).map(|expected| infos.push(info(expected)));
-    }
-    infos
+    tensors::all(config).into_iter().map(info).collect()
 }
 
 /// How the values of a synthetic tensor spread: `(center + odd) * 2^-exponent`, where `odd` is one of the 2^bits odd

@@ -230,6 +230,16 @@ pub fn outer(config: &ModelConfig) -> OuterTensors<Expected> {
     }
 }
 
+/// Everything such a model holds: what is outside of the layers, then the layers in order.
+pub fn all(config: &ModelConfig) -> Vec<Expected> {
+    let mut all = Vec::new();
+    outer(config).map(|tensor| all.push(tensor.clone()));
+    for index in 0..config.layers.len() {
+        layer(config, index).map(|tensor| all.push(tensor.clone()));
+    }
+    all
+}
+
 /// Whether a tensor, named below the prefix, is of those that published files still hold for layers which read
 /// another's K and V. They are never read, whatever their shape.
 pub fn is_unused(config: &ModelConfig, name: &str) -> bool {

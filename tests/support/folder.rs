@@ -34,7 +34,7 @@ impl Tensor {
     }
 }
 
-fn reference(model: &str) -> PathBuf {
+pub fn reference(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/reference").join(model)
 }
 

@@ -160,5 +160,10 @@ mod tests {
             assert_eq!(expert_gemm_geometry(tokens, n, slabs, tiles, 232448), (blocks, tiles, large), "{n}");
             assert_eq!(expert_gemm_geometry(tokens, n, slabs, tiles, 101376), (blocks, tiles, small), "{n}");
         }
+        for (experts, top) in [(128, 8), (16, 4), (256, 3), (1, 1)] {
+            let rows = super::super::expert_rows_many(experts, top);
+            let tokens = [rows - 1, rows].map(|rows| super::super::expert_tile_tokens(rows * top, experts));
+            assert_eq!(tokens, [8, 64], "{top} of {experts}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::Kernels;
 use super::bindings::*;
 use super::geometry::{expert_gemm_geometry, expert_tiles_max, slab_count};
 use super::launch::{Gemm, Result, grid};
+use super::launch_rows::ROW_SHARED;
 use crate::device::{DeviceSlice, Launch, Stream};
 
 /// Arguments of `g4_expert_input`; rows are `[width]`.
@@ -68,7 +69,6 @@ pub struct ExpertCombine {
     pub eps: f32,
 }
 
-const ROW_SHARED: usize = 1024;
 /// Two sums, and a row's experts and weights (csrc/kernels/expert_combine.cu).
 const COMBINE_SHARED: usize = 2176;
 /// 256 counts, 256 places and the sums of 8 warps (csrc/kernels/expert_group.cu).
@@ -78,6 +78,11 @@ const GROUP_SHARED: usize = 2112;
 pub fn expert_tile_tokens(pairs: usize, experts: usize) -> usize {
     let few = G4_EXPERT_TILE_TOKENS as usize;
     if pairs <= few * experts { few } else { G4_EXPERT_TILE_TOKENS_MANY as usize }
+}
+
+/// The fewest rows, each at `top` of `experts`, for which tiles are large.
+pub fn expert_rows_many(experts: usize, top: usize) -> usize {
+    G4_EXPERT_TILE_TOKENS as usize * experts / top + 1
 }
 
 impl Routed {

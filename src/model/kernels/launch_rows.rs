@@ -13,6 +13,12 @@ pub struct Strided {
 }
 
 impl Strided {
+    /// Gate and up, each `width` wide, that stand beside each other in rows.
+    pub fn halves(gate_up: DeviceSlice<u16>, width: usize) -> [Strided; 2] {
+        let up = gate_up.slice(width..gate_up.len());
+        [gate_up, up].map(|data| Strided { data, stride: 2 * width })
+    }
+
     fn holds(&self, rows: usize, width: usize) -> bool {
         self.stride.is_multiple_of(8)
             && self.stride >= width
@@ -39,7 +45,7 @@ pub struct PerLayerInput {
 }
 
 /// Shared bytes of one row reduction.
-const ROW_SHARED: usize = 1024;
+pub(super) const ROW_SHARED: usize = 1024;
 
 impl Kernels {
     /// Scaled embeddings of `rows` tokens; a negative token gives zeros.

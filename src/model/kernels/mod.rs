@@ -24,7 +24,9 @@ use crate::limits::STOP_TOKEN_IDS_MAX;
 pub use bindings::{G4Bias, G4ExpertTile, G4KvView, G4Logprobs, G4Record, G4SampleParams, G4Sampling, G4Slot, G4Words};
 pub use geometry::{gemm_instance_tokens, slab_count};
 pub use launch::{AttnDecode, AttnPrompt, Gemm, QkvPrep, ScatterRun, StepBegin};
-pub use launch_experts::{ExpertCombine, ExpertGemm, ExpertInput, ExpertRoute, Routed, expert_tile_tokens};
+pub use launch_experts::{
+    ExpertCombine, ExpertGemm, ExpertInput, ExpertRoute, Routed, expert_rows_many, expert_tile_tokens,
+};
 pub use launch_rows::{PerLayerInput, Strided};
 
 impl G4Slot {
