@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders
 
 import chat
 import data
+import drafter
 import english
 import evaluate
 import model
@@ -266,6 +267,32 @@ def tower_is_that_of_transformers(shape):
     assert (alone - packed).abs().max() < 1e-4, (alone - packed).abs().max()
 
 
+def the_drafter_is_that_of_transformers(source, tokenizer):
+    """Three drafts of a round from several positions, beyond the window too, beside Gemma4AssistantForCausalLM."""
+    from transformers import Gemma4AssistantForCausalLM, Gemma4ForConditionalGeneration
+
+    target = dataclasses.replace(model.Shape(), vocab=512, hidden=64)
+    s, g = drafter.shape_of(target), torch.Generator().manual_seed(5)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        model.export(target, model.init(target, 3), folder / "target")
+        drafter.export(s, drafter.init(s, target.hidden, 4), target.hidden, folder / "drafter")
+        kinds = {"target": Gemma4ForConditionalGeneration, "drafter": Gemma4AssistantForCausalLM}
+        theirs = [kind.from_pretrained(folder / name, dtype=torch.float32, attn_implementation="eager").eval()
+                  for name, kind in kinds.items()]  # fmt: skip
+        params, target_params = drafter.load(folder / "drafter"), model.load(folder / "target")[1]
+    ids = torch.randint(1, target.vocab, (1, 192), generator=g)
+    one = torch.ones(1, 192, dtype=torch.long)
+    seen = drafter.read(target, target_params, ids, one)
+    with torch.no_grad():
+        ours = list(drafter.drafts(s, params, target, target_params, ids, one, seen, 3))
+    for p in (0, 3, 63, 64, 65, 128, 180):
+        expected = drafter.round_of(*theirs, ids, drafter.seen_by(theirs[0], ids), p, ids[0, p + 1 : p + 4])
+        for k in range(3):
+            off = (expected[k] - ours[k][0, p]).abs().max()
+            assert off < 1e-4, (p, k, off)
+
+
 def the_checkpoint_fits(source, tokenizer):
     for kind, shape in model.KINDS.items():
         count = sum(torch.Size(s).numel() for s in model.parameter_shapes(shape).values())
@@ -330,6 +357,8 @@ CHECKS = {
     muon_makes_its_update_nearly_orthogonal: told_to(train, "orthogonal", lambda f: lambda g: g / g.norm()),
     the_towers_are_those_of_transformers: told_to(
         model, "rms", lambda f: lambda x, w=None: f(x, None if w is None else 1 + w)),
+    the_drafter_is_that_of_transformers: told_to(
+        model, "masks", lambda f: lambda s, document, ahead=0: f(s, document)),
 }  # fmt: skip
 
 

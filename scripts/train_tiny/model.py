@@ -54,12 +54,16 @@ class Shape:
     expert_width: int = 0
 
     def donor(self, i):
-        """The layer whose K and V layer i attends to: itself, or the last of its kind that has them."""
+        """The layer whose K and V layer i attends to: itself, or the last of its kind that has them.
+
+        Where no layer has any (a drafter), the kind: its K and V are another model's.
+        """
         first = len(self.layers) - self.shared
-        return i if i < first else max(j for j in range(first) if self.layers[j] == self.layers[i])
+        own = range(first)
+        return i if i < first else max((j for j in own if self.layers[j] == self.layers[i]), default=self.layers[i])
 
     def width(self, i):
-        return self.intermediate * (2 if self.donor(i) != i else 1)
+        return self.intermediate * (2 if self.donor(i) in range(i) else 1)
 
     @property
     def embed_scale(self):
@@ -206,20 +210,21 @@ def blocks(x, w):
     return torch.cat([x[:, :-1], x[:, 1:]], 2).view(b * t // w, 2 * w, d)
 
 
-def rope_tables(kind, length):
-    """cos and sin [T, 1, n] of the n pairs that rotate."""
+def rope_tables(kind, length, first=0):
+    """cos and sin [T, 1, n] of the n pairs that rotate, of positions from `first` on."""
     d, r = HEAD_DIM[kind], ROPE[kind]
     n = int(r.get("partial_rotary_factor", 1.0) * d / 2)
     inv = r["rope_theta"] ** (-2 * torch.arange(n, dtype=torch.float64) / d)
-    angle = torch.arange(length, dtype=torch.float64)[:, None, None] * inv
+    angle = torch.arange(first, first + length, dtype=torch.float64)[:, None, None] * inv
     return angle.cos().float(), angle.sin().float()
 
 
-def masks(s, document):
+def masks(s, document, ahead=0):
     """Additive masks of both kinds from document numbers [B, T] (0 is padding), and the RoPE tables of T.
 
     A token sees its own document only. T must be a multiple of the window W: sliding layers work on blocks of W
-    queries against 2W keys, so their cost per token does not grow with T.
+    queries against 2W keys, so their cost per token does not grow with T. With `ahead` 1, row t is a query that stands
+    at t + 1 and sees keys up to t, of a sliding layer those up to W before it: W + 1 of them.
     """
     b, t = document.shape
     w = s.window
@@ -228,7 +233,7 @@ def masks(s, document):
     keys = F.pad(document, (w, 0), value=-1).unfold(1, 2 * w, w)
     queries = document.view(b, t // w, w)
     q_at, k_at = torch.arange(w)[:, None] + w, torch.arange(2 * w)[None, :]
-    near = (queries[..., None] == keys[:, :, None, :]) & (k_at <= q_at) & (k_at > q_at - w)
+    near = (queries[..., None] == keys[:, :, None, :]) & (k_at <= q_at) & (k_at > q_at - w - ahead)
 
     def additive(allowed):
         return torch.where(allowed, 0.0, torch.tensor(-1e9))[:, :, None]
@@ -236,7 +241,7 @@ def masks(s, document):
     return {
         GLOBAL: additive(seen),
         SLIDING: additive(near.view(b * t // w, w, 2 * w)),
-        "rope": {kind: rope_tables(kind, t) for kind in (SLIDING, GLOBAL)},
+        "rope": {kind: rope_tables(kind, t, ahead) for kind in (SLIDING, GLOBAL)},
     }
 
 
