@@ -130,7 +130,10 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), CheckpointError> {
     const MODELOPT_BYTES_MAX: u64 = 16 << 20;
     let path = folder.join(MODELOPT);
     if let Some(bytes) = read_optional(&path, MODELOPT_BYTES_MAX)? {
-        let config: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let config: Value = serde_json::from_slice(&bytes).map_err(|e| {
+            let source = Box::new(ConfigError::Json { file: MODELOPT, why: clipped(&e.to_string()) });
+            CheckpointError::Config { folder: folder.to_owned(), source }
+        })?;
         if let Some(algorithm) = config.pointer("/quantization/quant_algo").and_then(Value::as_str) {
             let what = format!("quantization.quant_algo is {}", clipped(algorithm));
             let form = of_modelopt(&algorithm.to_ascii_lowercase());

@@ -1,9 +1,6 @@
 //! The real binary over a real socket: the same tokens by every path, and what a client reads beside them.
 
-#[path = "support/process.rs"]
-mod process;
-
-use process::{Client, Server, Setup, reference, request, until, wait};
+use crate::process::{Client, Server, Setup, reference, request, until, wait};
 use serde_json::{Value, json};
 
 /// Prompts of ragged lengths over the windows (16), pages (16) and buckets of the checkpoint, with ragged answers.
@@ -259,7 +256,7 @@ fn readiness_is_503_until_the_model_is_loaded() {
     assert_eq!(refused.status, 503);
     assert!(refused.text.contains("\"code\":\"loading\""), "{}", refused.text);
     // Nothing to drain: SIGTERM ends it although the device is stuck.
-    server.process.signal(process::Signal::TERM);
+    server.process.signal(crate::process::Signal::TERM);
     assert_eq!(server.exit().code, Some(0));
 
     let server = Setup::serve(&["--max-running", "1"]).start();

@@ -1,10 +1,7 @@
 //! Log-probabilities over a real socket: a request's are the same bytes whatever runs beside it, and cost the others
 //! nothing.
 
-#[path = "support/process.rs"]
-mod process;
-
-use process::{Client, Server, Setup, reference, until};
+use crate::process::{Client, Server, Setup, reference, until};
 use serde_json::{Value, json};
 
 fn dense(flags: &[&str]) -> Server {

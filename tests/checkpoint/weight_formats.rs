@@ -1,14 +1,7 @@
 //! Quantised repositories are refused by the name of their form, whichever part of the repository gives it away.
 
-#[path = "support/folder.rs"]
-mod folder;
-
-use folder::*;
-use gemma4_serve::alloc::CountingAllocator;
+use crate::folder::*;
 use serde_json::{Value, json};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const WHY: &str = "and only bf16 safetensors are served yet";
 
@@ -159,4 +152,7 @@ fn a_folder_of_gguf_or_with_modelopts_own_config_is_refused_by_the_file() {
     refused(&modelopt, &["hf_quant_config.json: quantization.quant_algo is NVFP4", "NVFP4 (modelopt)", WHY]);
     modelopt.write("hf_quant_config.json", json!({"quantization": {"quant_algo": null}}).to_string());
     modelopt.open().unwrap_or_else(|e| panic!("{e}"));
+    // What cannot be read may have said anything.
+    modelopt.write("hf_quant_config.json", "{\"quantization\": ");
+    refused(&modelopt, &["hf_quant_config.json: ", "EOF"]);
 }

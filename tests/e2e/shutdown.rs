@@ -1,12 +1,9 @@
 //! Signals to the real binary with streams in flight (reliability rows 46 to 48). Only processes these tests started
 //! are signalled.
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::time::{Duration, Instant};
 
-use process::{Server, Setup, Signal, Stream, reference, request, until};
+use crate::process::{Server, Setup, Signal, Stream, reference, request, until};
 use serde_json::{Value, json};
 
 fn dense(flags: &[&str]) -> Server {

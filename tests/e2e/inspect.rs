@@ -1,16 +1,11 @@
 //! `gemma4-serve inspect` as a user sees it: the real binary, no device.
 
-#[path = "support/folder.rs"]
-mod folder;
-#[path = "support/process.rs"]
-mod process;
-
+use crate::folder::{CONFIG, Folder, SHARDS, Tensor};
+use crate::process::{Ended, Setup, reference};
 use clap::ValueEnum;
-use folder::{CONFIG, Folder, SHARDS, Tensor};
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::plan::{MemoryPlan, PlanOptions};
 use gemma4_serve::model::synthetic::{SyntheticModel, Variant};
-use process::{Ended, Setup, reference};
 use serde_json::{Value, json};
 
 const GB: u64 = 1_000_000_000;

@@ -1,14 +1,11 @@
 //! `gemma4-serve bench` as people run it, small: what its JSON holds, and that a failing step fails it. No time is
 //! asserted.
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::fs;
 use std::path::Path;
 
+use crate::process::{Ended, Setup, reference};
 use gemma4_serve::model::safetensors::read_header;
-use process::{Ended, Setup, reference};
 use serde_json::Value;
 
 fn bench(flags: &[&str], model: Option<&Path>) -> Ended {

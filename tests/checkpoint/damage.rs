@@ -1,18 +1,11 @@
 //! Damaged checkpoints: each is refused in one sentence that names the file, and the tensor where there is one, without
-//! a panic and without allocating what a lie claims (reliability row 52). `checkpoint_loading` has the cases of names,
+//! a panic and without allocating what a lie claims (reliability row 52). `loading` has the cases of names,
 //! shapes and indices; here is what else can be wrong with a folder.
-
-#[path = "support/folder.rs"]
-mod folder;
 
 use std::os::unix::fs::symlink;
 
-use folder::*;
-use gemma4_serve::alloc::CountingAllocator;
+use crate::folder::*;
 use serde_json::json;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const NAN: [u8; 2] = [0xc0, 0x7f];
 const INFINITY: [u8; 2] = [0x80, 0x7f];

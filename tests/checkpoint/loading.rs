@@ -1,19 +1,12 @@
 //! Opening checkpoints: what is read is what the files hold, and every kind of damage is refused by name.
 
-#[path = "support/folder.rs"]
-mod folder;
-
 use std::path::Path;
 
-use folder::{CONFIG, Folder, INDEX, SHARDS, Tensor, WEIGHTS, find, reference, tensors_of};
-use gemma4_serve::alloc::CountingAllocator;
+use crate::folder::{CONFIG, Folder, INDEX, SHARDS, Tensor, WEIGHTS, find, reference, tensors_of};
 use gemma4_serve::model::checkpoint::{Checkpoint, Content, TensorView};
 use gemma4_serve::model::safetensors::{Dtype, read_header};
 use proptest::prelude::*;
 use serde_json::json;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn open_with(model: &str, weights: &[u8]) -> Result<Checkpoint, String> {
     let folder = Folder::without_weights(model);

@@ -1,14 +1,11 @@
 //! What the real binary refuses at start: exit code 2 and a sentence that names the knob, the file or the tensor; a
 //! failing device is exit code 1 (reliability rows 29, 51 and 52).
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::fs;
 use std::path::Path;
 
+use crate::process::{Ended, Setup, reference};
 use gemma4_serve::model::safetensors::{TensorOut, read_header, write};
-use process::{Ended, Setup, reference};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

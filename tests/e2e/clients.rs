@@ -1,13 +1,10 @@
 //! Clients that go away, ask for too much or send nonsense, against the real binary (reliability rows 1, 4, 13 to 15,
 //! 20).
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::path::Path;
 use std::time::Duration;
 
-use process::{Server, Setup, Stream, reference, until};
+use crate::process::{Server, Setup, Stream, reference, until};
 use serde_json::{Value, json};
 
 /// More tokens than any test waits for: the checkpoint's context is 1,024.

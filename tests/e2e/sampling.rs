@@ -1,10 +1,7 @@
 //! Sampled requests over a real socket: the same request gives the same bytes whatever runs beside it.
 
-#[path = "support/process.rs"]
-mod process;
-
+use crate::process::{Client, Server, Setup, reference, until};
 use gemma4_serve::model::safetensors::{TensorInfo, TensorOut, read_header, write};
-use process::{Client, Server, Setup, reference, until};
 use serde_json::{Value, json};
 
 fn dense(flags: &[&str]) -> Server {
