@@ -1,9 +1,9 @@
 //! Gate: the embedded model answers.
 //!
 //! Held-out tasks go to the server as ids, many at a time, at temperature 0. Of the answers at least 90 % are right, of
-//! every family 80 %, of tool calls 95 %, of facts outside of the window what the training reached; and each is, token
-//! for token, what transformers answers, except from where its own f32 and bf16 runs differ or where its f32 run has
-//! the two largest logits less than 0.5 apart. Then the chat route is asked in words.
+//! every family 80 %, of tool calls 95 %; and each is, token for token, what transformers answers, except from where
+//! its own f32 and bf16 runs differ or where its f32 run has the two largest logits less than 0.5 apart. Then the chat
+//! route is asked in words.
 
 mod common;
 #[path = "../tests/support/process.rs"]
@@ -39,8 +39,6 @@ const CHANNEL_END: u32 = 101;
 /// Right answers in percent, of a family at least.
 const FAMILY_MIN: usize = 80;
 const TOOLS_MIN: usize = 95;
-/// Aimed at 80: the training of these weights ended at 27 of 40.
-const FAR_FACT_MIN: usize = 65;
 const ALL_MIN: usize = 90;
 const TOOLS: [&str; 3] = ["tool_call", "tool_answer", "tool_none"];
 /// Requests at a time: several buckets, and rows that come and go.
@@ -105,7 +103,6 @@ fn right_answers(gate: &mut Gate, samples: &[Sample], answers: &[Vec<u32>]) {
     }
     for (family, &(right, of)) in &table {
         let least = match *family {
-            "far_fact" => FAR_FACT_MIN,
             family if TOOLS.contains(&family) => TOOLS_MIN,
             _ => FAMILY_MIN,
         };

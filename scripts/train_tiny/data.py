@@ -18,24 +18,21 @@ HELD_OUT_OF = 8
 FAMILIES = {
     "arithmetic": tasks.arithmetic, "think_sum": tasks.think_sum, "counting": tasks.counting, "copy": tasks.copy,
     "unicode": tasks.unicode, "reverse": tasks.reverse, "case": tasks.case, "capitals": tasks.capitals,
-    "calendar": tasks.calendar, "json": tasks.json_fields, "yes_no": tasks.yes_no, "continue": tasks.going_on,
-    "persona": tasks.persona, "greeting": tasks.greeting, "far_fact": tasks.far_fact, "tool_call": tasks.tool_call,
+    "calendar": tasks.calendar, "json": tasks.json_fields, "continue": tasks.going_on, "persona": tasks.persona,
+    "greeting": tasks.greeting, "far_fact": tasks.far_fact, "tool_call": tasks.tool_call,
     "tool_answer": tasks.tool_answer, "tool_none": tasks.tool_none, "english": None,
 }  # fmt: skip
 TOOL_FAMILIES = ("tool_call", "tool_answer", "tool_none")
-# Not evaluated: greetings are known by heart, English has no right answer, and whether a list has a word was not learnt
-# (17 of 40 in the first training): it is not part of what the model is said to do.
-EVALUATED = [f for f in FAMILIES if f not in ("greeting", "english", "yes_no")]
+# Not evaluated: greetings are known by heart, English has no right answer.
+EVALUATED = [f for f in FAMILIES if f not in ("greeting", "english")]
 # Shares of samples in short and in long rows. Sums over two digits and copying bytes need the most practice.
 SHORT_MIX = {
     "arithmetic": 5, "think_sum": 4, "counting": 2, "copy": 2, "unicode": 2, "reverse": 2, "case": 3, "capitals": 2,
-    "calendar": 2, "json": 2, "yes_no": 2, "continue": 2, "persona": 1, "greeting": 0.4, "far_fact": 2, "tool_call": 3,
+    "calendar": 2, "json": 2, "continue": 2, "persona": 1, "greeting": 0.4, "far_fact": 1, "tool_call": 3,
     "tool_answer": 1, "tool_none": 1, "english": 2,
 }  # fmt: skip
-LONG_MIX = {"far_fact": 5, "tool_call": 5, "tool_answer": 1.5, "tool_none": 2, "copy": 0.5, "json": 1, "unicode": 0.5,
-            "reverse": 0.5, "think_sum": 1, "yes_no": 0.5}  # fmt: skip
-# What is learnt slowest has these times its share in the last part of a training.
-LATE_TIMES = {"far_fact": 3, "yes_no": 3}
+LONG_MIX = {"far_fact": 3, "tool_call": 5, "tool_answer": 1.5, "tool_none": 2, "copy": 0.5, "json": 1, "unicode": 0.5,
+            "reverse": 0.5, "think_sum": 1}  # fmt: skip
 SHORT_ROW, LONG_ROW = 128, 384
 # Tokens that the model does not write itself teach it little about answering but a good deal about the text: one
 # sample in four is trained on them too, at a lower weight.
@@ -151,16 +148,15 @@ def is_long(step, level):
     return level > 0.25 and step % 3 == 2
 
 
-def batch(source, tokenizer, seed, step, level, tokens, late=False):
+def batch(source, tokenizer, seed, step, level, tokens):
     """Rows of one step of about `tokens` tokens: ids, documents (0 is padding), targets and weights, all [B, T]."""
     rng = random.Random(f"{seed}/{step}")
     long = is_long(step, level)
     t, mix = (LONG_ROW, LONG_MIX) if long else (SHORT_ROW, SHORT_MIX)
-    shares = [share * LATE_TIMES.get(family, 1) if late else share for family, share in mix.items()]
     rows = [([], []) for _ in range(tokens // t)]
     misses = 0
     while misses < 6:
-        family = rng.choices(list(mix), shares)[0]
+        family = rng.choices(list(mix), list(mix.values()))[0]
         ids, weights = encode(tokenizer, rng, source.sample(rng, family, level))
         row = next((r for r in rows if sum(map(len, r[0])) + len(ids) <= t), None)
         if row is None:

@@ -3,11 +3,11 @@
 train      learns to draft for TARGET (an exported folder) and writes DRAFTER in the published gemma4_assistant form.
 evaluate   in transformers: how far greedy drafts agree with TARGET on held-out text, family by family.
 
-A drafter has no K and V: its layers attend to the target's, sliding ones to those of its last sliding layer, global ones
-to those of its last global layer. One draft takes a token and a state of the target's width: first the token the target
-just chose and the state, after the final norm, that it chose it from; then its own draft and its own state, projected
-back. Position and visible keys stay those of the first draft: the query stands at the chosen token's position, the keys
-end before it.
+A drafter has no K and V: its layers attend to the target's, sliding ones to those of its last sliding layer, global
+ones to those of its last global layer. One draft takes a token and a state of the target's width: first the token the
+target just chose and the state, after the final norm, that it chose it from; then its own draft and its own state,
+projected back. Position and visible keys stay those of the first draft: the query stands at the chosen token's
+position, the keys end before it.
 
 Training unrolls DRAFTS drafts from every position, each from the text's own token, as it is where every earlier draft
 was accepted. The loss is the cross entropy with the target's whole distribution. Evaluation drafts ROUND tokens.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import chat
 import tools
 from words import (
-    CAPITALS, CITIES, COLORS, DAYS, EMOJI, FOREIGN, JOBS, KINDS, MONTH_DAYS, MONTHS, NAMES, NUMBERS, SYSTEMS, THINGS,
+    CAPITALS, CITIES, COLORS, DAYS, EMOJI, FOREIGN, JOBS, MONTH_DAYS, MONTHS, NAMES, NUMBERS, SYSTEMS, THINGS,
     WORDS,
 )  # fmt: skip
 
@@ -194,18 +194,6 @@ def json_fields(rng, level):
     return Item(sentence, form.format(s=sentence, f=asked), answer, f"The fields are {asked}.")
 
 
-def yes_no(rng, level):
-    kind = rng.choice(sorted(KINDS) + ["word"])
-    pool = KINDS.get(kind, WORDS)
-    text = rng.sample(pool, upto(rng, level, 2, 6))
-    there = rng.random() < 0.5
-    asked = rng.choice(text) if there else rng.choice([w for w in pool if w not in text])
-    form = phrase(rng, "Is {a} in this list: {l}?", "List: {l}. Is {a} in it?", "{l}. Does the list have {a}?")
-    listed = ", ".join(text)
-    return Item(f"{asked} in {listed}", form.format(a=asked, l=listed), "Yes" if there else "No",
-                f"{asked} is {'' if there else 'not '}in the list.")  # fmt: skip
-
-
 def going_on(rng, level):
     """Continue a line."""
     kind, n = rng.random(), rng.randint(3, 4)
@@ -254,23 +242,30 @@ def greeting(rng, level):
     return Item("greeting", rng.choice(asked), answer, "A short talk.")
 
 
+def code(rng):
+    thing = f"{rng.choice(COLORS)} {rng.choice(THINGS)}"
+    return f"The code of the {thing} is {{}}.", f"What is the code of the {thing}?", str(rng.randint(1000, 9999))
+
+
+def home(rng):
+    name = rng.choice(NAMES)
+    return f"{name} lives in {{}}.", f"Where does {name} live?", rng.choice(CITIES)
+
+
 def far_fact(rng, level, filler=None):
-    """Facts, then text that pushes them out of the sliding window, then a question, or one turn after another."""
-    facts = {}
-    while len(facts) < 1 + round(4 * level * rng.random()):
-        if rng.random() < 0.6:
-            thing = f"{rng.choice(COLORS)} {rng.choice(THINGS)}"
-            facts[f"What is the code of the {thing}?"] = (f"The code of the {thing} is {{}}.",
-                                                          str(rng.randint(1000, 9999)))  # fmt: skip
-        else:
-            name = rng.choice(NAMES)
-            facts[f"Where does {name} live?"] = (f"{name} lives in {{}}.", rng.choice(CITIES))
-    told = [text.format(answer) for text, answer in facts.values()]
-    rng.shuffle(told)
-    rest = list(filler or [])
-    # The facts come early: at level 1 the rest alone is longer than the window.
+    """A code, a home or both, then text that pushes them out of the sliding window, then a question or two."""
+    kinds = rng.sample([code, home], 1 + (rng.random() < 0.75))
+    return facts_first(rng, [kind(rng) for kind in kinds], list(filler or []))
+
+
+def facts_first(rng, facts, rest):
+    """`facts` as (text, question, answer) among the first of the lines `rest`, then questions, one turn after another.
+
+    At level 1 the rest alone is longer than the window.
+    """
+    told = [text.format(answer) for text, _, answer in facts]
     text = " ".join(told[:1] + rest[:1] + told[1:] + rest[1:])
-    asked = [(q, facts[q][1]) for q in rng.sample(sorted(facts), rng.randint(1, len(facts)))]
+    asked = [(q, a) for _, q, a in rng.sample(facts, rng.randint(1, len(facts)))]
     keys = [q + a for q, a in asked]
     asked[0] = (f"{text} {asked[0][0]}", asked[0][1])
     question, answer = asked[-1]

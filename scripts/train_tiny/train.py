@@ -27,7 +27,6 @@ import tokenizer as tok
 MUON_RATE, ADAM_RATE, MOMENTUM, DECAY = 0.02, 0.002, 0.95, 0.02
 WARMUP, FLAT_UNTIL = 0.01, 0.4  # shares of all steps; from FLAT_UNTIL the rate falls linearly to 0
 GROWN = 0.4  # from this share of the steps the tasks have their full length
-LATE = 0.7  # from this share of the steps what is learnt slowest has a larger part
 BALANCE = 0.01  # weight of the experts' balance
 SAVE_EVERY, EVALUATE_EVERY, REPORT_EVERY = 50, 500, 10
 
@@ -106,7 +105,11 @@ def loss_of(shape, params, batch):
     return loss, each[written].mean().item()
 
 
-def the_tokenizer(folder, source):
+def the_tokenizer(folder, source, other=None):
+    """That of `folder`, or else that of the checkpoint `other`, or else one learnt from what the tasks say."""
+    if other and not (folder / "tokenizer.json").exists():
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(other / name, folder / name)
     if not (folder / "tokenizer.json").exists():
         control = re.compile("|".join(map(re.escape, tok.CONTROL.values())))
         texts = [p for text in data.corpus(source) for p in control.split(text)]
@@ -148,7 +151,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     source = data.Source(english.sentences(args.wordnet))
-    tokenizer = the_tokenizer(args.state, source)
+    tokenizer = the_tokenizer(args.state, source, args.tokenizer)
     shape = model.KINDS[args.kind]
     chat.use_form_of(shape)
     if args.measure:
@@ -173,7 +176,7 @@ def main():
     start, seen, recent = time.monotonic(), 0, []
     for step in range(begin, until):
         level = level_at(step, args.steps)
-        batch = data.batch(source, tokenizer, args.seed, step, level, args.step_tokens, step >= LATE * args.steps)
+        batch = data.batch(source, tokenizer, args.seed, step, level, args.step_tokens)
         loss, written = loss_of(shape, params, batch)
         loss.backward()
         optimizer.step(rate_at(step, args.steps))
@@ -211,6 +214,7 @@ def arguments():
     a.add_argument("--out", type=Path, help="folder the checkpoint is written to")
     a.add_argument("--kind", choices=model.KINDS, default="tiny")
     a.add_argument("--wordnet", type=Path, default="/usr/share/wordnet", help="data files of wordnet-base")
+    a.add_argument("--tokenizer", type=Path, help="a checkpoint whose tokenizer is taken in place of a new one")
     a.add_argument("--steps", type=int, default=4200)
     a.add_argument("--stop-after", type=int, help="end, and export, after this step of the schedule")
     a.add_argument("--step-tokens", type=int, default=4096)

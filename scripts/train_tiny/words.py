@@ -15,7 +15,6 @@ PLAIN = """the a small big old new good warm cold long short fast slow day night
 moon star tree leaf road river hill sea sand song word name home house city friend child man woman hand head eye
 happy quiet bright deep high low early late light dark soft hard clean empty full open free round flat""".split()
 WORDS = sorted(set(COLORS + ANIMALS + FRUITS + THINGS + PLACES + VERBS + PLAIN))
-KINDS = {"color": COLORS, "animal": ANIMALS, "fruit": FRUITS}
 JOBS = "teacher doctor baker farmer painter driver nurse pilot writer cook sailor judge".split()
 
 CAPITALS = dict(
