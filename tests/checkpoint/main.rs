@@ -1,5 +1,5 @@
-//! A checkpoint before it runs: what is read, what is refused, what memory it will want. One program, since linking costs
-//! more than running.
+//! A checkpoint before it runs: what is read, what is refused, what memory it will want. One program, since linking
+//! costs more than running.
 
 use gemma4_serve::alloc::CountingAllocator;
 
