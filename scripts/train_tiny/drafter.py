@@ -30,6 +30,8 @@ import tokenizer as tok
 from model import GLOBAL, SLIDING
 
 DRAFTS, ROUND = 3, 4
+# Share of a text's positions where a first draft is to be the target's choice; less ends an evaluation with status 1.
+AGREES_MIN = 0.6
 # A position that the model does not write itself counts, at this weight: a prompt is no draft, but full of text.
 READ_WEIGHT = 0.2
 OUTER = ("pre_projection.weight", "post_projection.weight")
@@ -220,6 +222,7 @@ def evaluate(args):
         print(own.line(family), flush=True)
     print(answers.line("answers"))
     print(whole.line("whole texts"))
+    raise SystemExit(min(answers.share(), whole.share()) < AGREES_MIN)
 
 
 class Agreement:
@@ -232,6 +235,9 @@ class Agreement:
         for k, r in enumerate(right):
             self.right[k] += r
             self.places[k] += 1
+
+    def share(self):
+        return self.right[0] / max(1, self.places[0])
 
     def line(self, name):
         shares = " ".join(f"{r / max(1, n):6.1%}" for r, n in zip(self.right, self.places))
