@@ -48,6 +48,7 @@ struct Skip {
 };
 
 inline bool on_gpu() { return false; }
+inline bool on_hopper() { return false; }
 
 inline void launch(G4SoftKernelFn fn, const char* name, const void* params, Dim grid, uint32_t threads, uint32_t shared,
                    uint64_t seed = 0, uint32_t cluster = 1) {

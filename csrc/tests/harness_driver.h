@@ -223,6 +223,13 @@ inline CUresult enqueue(CUfunction f, Dim grid, uint32_t threads, uint32_t share
 // for the bits of the rule ask a GPU for a bound against exact arithmetic, and for bits between its own kernels.
 // G4_TEST_AS_GPU=1 asks the software device the same way: a rehearsal.
 inline bool on_gpu() { return !driver::Session::get().soft() || std::getenv("G4_TEST_AS_GPU"); }
+// Whether instructions of sm_90a run: elsewhere kernels with them compile to nothing.
+inline bool on_hopper() {
+  driver::Session& s = driver::Session::get();
+  int major = 0;
+  s.check(s.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0), "compute capability");
+  return !s.soft() && major == 9;
+}
 
 template <class Params>
 void launch(G4SoftKernelFn fn, const char* name, const Params* params, Dim grid, uint32_t threads, uint32_t shared,

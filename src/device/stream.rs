@@ -119,20 +119,21 @@ pub struct Event {
 }
 
 impl Event {
-    /// Without timing: cheaper, and nothing reads it.
+    /// Without timing: cheaper, and nothing reads it. Who waits for it sleeps; by default a driver would spin.
     pub fn new(context: &Context) -> Result<Self, DriverError> {
-        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        use sys::CUevent_flags::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
+        Self::with(context, CU_EVENT_DISABLE_TIMING as u32 | CU_EVENT_BLOCKING_SYNC as u32)
     }
 
     /// With a time stamp, for [`Event::milliseconds_since`].
     pub fn timed(context: &Context) -> Result<Self, DriverError> {
-        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
 
-    fn with(context: &Context, flags: sys::CUevent_flags) -> Result<Self, DriverError> {
+    fn with(context: &Context, flags: u32) -> Result<Self, DriverError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: out-pointer to a local; the context is current on this thread.
-        unsafe { cu!(cuEventCreate(&mut raw, flags as u32))? };
+        unsafe { cu!(cuEventCreate(&mut raw, flags))? };
         Ok(Event { raw, context: context.inner.clone() })
     }
 
