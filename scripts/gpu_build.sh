@@ -2,8 +2,8 @@
 # Builds everything gpu_check.sh runs on a machine with a GPU and no Rust, in one folder: gpu_build.sh [--soft]
 #
 # target/gpu holds the server, the gates, the kernel tests with their fat binaries, the reference data and the check
-# itself; it needs glibc and a driver, nothing else. What is carried is target/gpu.tar.xz, below 60 MB: unpack it and run
-# gpu/gpu_check.sh gpu. GEMMA4_GPU_ARCHS (default 90a) names the
+# itself; it needs glibc and a driver, nothing else. What is carried is target/gpu.tar.xz, below 60 MB: unpack it and
+# run gpu/gpu_check.sh gpu. GEMMA4_GPU_ARCHS (default 90a) names the
 # architectures; nvcc is looked for in $CUDA_HOME/bin and $PATH.
 # --soft: the same folder for the rehearsal `gpu_check.sh --soft`, without GPU code and in the profile of the tests.
 set -euo pipefail
