@@ -2,9 +2,9 @@
 # Builds everything gpu_check.sh runs on a machine with a GPU and no Rust, in one folder: gpu_build.sh [--soft]
 #
 # target/gpu holds the server, the gates, the kernel tests with their fat binaries, the reference data and the check
-# itself; it needs glibc and a driver, nothing else. What is carried is target/gpu.tar.xz, below 60 MB: unpack it and
-# run gpu/gpu_check.sh gpu. GEMMA4_GPU_ARCHS (default 90a) names the
-# architectures; nvcc is looked for in $CUDA_HOME/bin and $PATH.
+# itself; it needs glibc 2.36 (and gcc's unwinder beside it) and a driver, nothing else, which is checked. What is
+# carried is target/gpu.tar.xz, below 60 MB: unpack it and run gpu/gpu_check.sh gpu. GEMMA4_GPU_ARCHS (default 90a)
+# names the architectures; nvcc is looked for in $CUDA_HOME/bin and $PATH.
 # --soft: the same folder for the rehearsal `gpu_check.sh --soft`, without GPU code and in the profile of the tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,12 +55,21 @@ if [ -n "$soft" ]; then
   done
   cp target/kernel-tests/driver-bench/kernel_bench "$out/kernels/"
 else
-  "${make[@]}" "ARCH=${GEMMA4_GPU_ARCHS%%,*}" gpu
-  cp target/kernel-tests/gpu/* "$out/kernels/"
+  # shellcheck disable=SC2046
+  cp $("${make[@]}" "ARCH=${GEMMA4_GPU_ARCHS%%,*}" gpu_files) "$out/kernels/"
 fi
 
 cp -r tests/data/reference "$out/tests/data/"
 cp scripts/gpu_check.sh scripts/serve_check.py scripts/bench_torch.py scripts/bench_sampler_torch.py "$out/"
+for program in "$out"/bin/* "$out"/kernels/*_test "$out"/kernels/kernel_bench; do
+  foreign=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+    grep -vxE 'ld-linux-x86-64\.so\.2|lib(c|m)\.so\.6|libgcc_s\.so\.1' || true)
+  newest=$(objdump -T "$program" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
+  [ -z "$foreign" ] || { echo "$program needs $foreign" >&2; exit 1; }
+  [ "$(printf '%s\nGLIBC_2.36\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.36 ] ||
+    { echo "$program needs $newest, and the machine may have 2.36" >&2; exit 1; }
+done
+
 du -sh "$out"/* | sed 's/^/  /'
 echo "$out: $(($(du -sb "$out" | cut -f 1) / 1000000)) MB"
 # Nothing is carried to a rehearsal.

@@ -28,7 +28,7 @@ bare_flags :=
 bodies_flags := -DG4_GEMM_BODIES -DG4_ATTN_BODIES
 driver_flags := -DG4_TEST_DRIVER
 
-.PHONY: bare bodies driver device gpu
+.PHONY: bare bodies driver device gpu gpu_words gpu_files
 bare: $(tests:%=$(OUT)/bare/%)
 bodies: $(bodies:%=$(OUT)/bodies/%)
 driver: $(tests:%=$(OUT)/driver/%) $(OUT)/driver-bench/kernel_bench
@@ -95,11 +95,18 @@ NVCC ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc,nvcc)
 nvcc_flags := $(shell sed -n 's/^const NVCC_FLAGS: [^=]*= \[\(.*\)\];/\1/p' build.rs | tr -d '",')
 fatbins := $(kernels:%=$(OUT)/gpu/%.fatbin) $(words:%=$(OUT)/gpu/%.fatbin)
 
-gpu: $(tests:%=$(OUT)/gpu/%_test) $(OUT)/gpu/kernel_bench $(fatbins) $(OUT)/gpu/run_tests.sh
+# The GPU code of the tests alone, which no other build compiles.
+gpu_words: $(words:%=$(OUT)/gpu/%.fatbin)
+gpu_all := $(tests:%=$(OUT)/gpu/%_test) $(OUT)/gpu/kernel_bench $(fatbins) $(OUT)/gpu/run_tests.sh
+gpu: $(gpu_all)
+# The same, and their names: the folder may hold those of other days.
+gpu_files: gpu
+	@echo $(gpu_all)
 $(OUT)/gpu/%.fatbin: csrc/kernels/%.cu $(wildcard csrc/kernels/*.cuh csrc/common/*.h csrc/*.h)
 	@mkdir -p $(@D)
 	$(NVCC) $(nvcc_flags) -fatbin -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) $< -o $@
-$(OUT)/gpu/%.fatbin: csrc/tests/%.cu csrc/tests/words.h $(wildcard csrc/common/*.h csrc/*.h)
+$(OUT)/gpu/%.fatbin: csrc/tests/%.cu csrc/tests/words.h \
+  $(wildcard csrc/tests/*.cuh csrc/kernels/*.cuh csrc/common/*.h csrc/*.h)
 	@mkdir -p $(@D)
 	$(NVCC) $(nvcc_flags) -fatbin -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) $< -o $@
 $(OUT)/gpu/run_tests.sh: scripts/kernel_tests_gpu.sh

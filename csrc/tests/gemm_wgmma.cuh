@@ -291,7 +291,8 @@ G4_FN void gemm_wgmma(Cta cta, const G4GemmParams& p, bool split) {
     if (!split) {
       G4_UNROLL
       for (int t = 0; t < T; t++)
-        gemm_put_fragment<Out>(p, row_tile0 + warp, token_tile0 + t, lane, sums[(warp * T + t) * G4_WARP + lane].v);
+        gemm_put_fragment<Out>(p, GemmRowsSame(), row_tile0 + warp, token_tile0 + t, lane,
+                               sums[(warp * T + t) * G4_WARP + lane].v);
       continue;
     }
     cluster_arrive();
@@ -308,7 +309,7 @@ G4_FN void gemm_wgmma(Cta cta, const G4GemmParams& p, bool split) {
           G4_UNROLL
           for (int e = 0; e < 4; e++) sum.v[e] += other[s].v[e];
         }
-      gemm_put_fragment<Out>(p, row_tile0 + f / T, token_tile0 + f % T, lane, sum.v);
+      gemm_put_fragment<Out>(p, GemmRowsSame(), row_tile0 + f / T, token_tile0 + f % T, lane, sum.v);
     }
     cluster_arrive();
     read = true;
