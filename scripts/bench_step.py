@@ -3,8 +3,8 @@
 
 Runs `BINARY bench-step` under callgrind and natively. Instructions are those of the engine thread inside
 `Engine::step`, of the program's own object: those of the software driver, which is no GPU's, stand in a column of
-their own. Kernels are switched off, so a count is the same on every machine with the same compiler and build: that of
-scripts/gates.sh, `CARGO_INCREMENTAL=0 GEMMA4_NVCC=off cargo build --features planted-mistakes`.
+their own. Kernels are switched off, so a count is the same on every machine with the same compiler and build: that
+which scripts/gates.sh makes for this gate.
 
 record FOLDER BINARY   measures every switch and writes FOLDER/step_cost.json and FOLDER/step_cost.md
 check FILE BINARY      measures the points that FILE (a step_cost.json) marks as checked, and holds them against it:

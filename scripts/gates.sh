@@ -79,9 +79,11 @@ command_of() { # NAME; sets run
     sanitizers) run=(scripts/sanitize.sh $full) ;;
     conformance) run=(scripts/soft_conformance.sh) ;;
     step_cost)
-      # Without GPU kernels and profiler ranges, so that the count is the same whatever toolkit is here; and not
-      # incrementally, which cuts the crate into other units and so inlines elsewhere (42 instructions of 1,691).
-      CARGO_INCREMENTAL=0 GEMMA4_NVCC=off cargo build --quiet --features planted-mistakes
+      # Without GPU kernels and profiler ranges, so that the count is the same whatever toolkit is here. As one unit:
+      # where the compiler cuts a crate depends on all of it, and where it cuts it does not inline, so a change
+      # elsewhere cost a step 68 instructions of 1,691.
+      CARGO_INCREMENTAL=0 GEMMA4_NVCC=off cargo build --quiet --features planted-mistakes \
+        --config 'profile.dev.package.gemma4-serve.codegen-units=1'
       run=(scripts/bench_step.py check bench/results/2026-11-30-cpu2/step_cost.json target/debug/gemma4-serve)
       ;;
     clients)

@@ -61,6 +61,10 @@ fi
 
 cp -r tests/data/reference "$out/tests/data/"
 cp scripts/gpu_check.sh scripts/serve_check.py scripts/bench_torch.py scripts/bench_sampler_torch.py "$out/"
+du -sh "$out"/* | sed 's/^/  /'
+echo "$out: $(($(du -sb "$out" | cut -f 1) / 1000000)) MB"
+# Nothing is carried to a rehearsal.
+[ -z "$soft" ] || exit 0
 for program in "$out"/bin/* "$out"/kernels/*_test "$out"/kernels/kernel_bench; do
   foreign=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
     grep -vxE 'ld-linux-x86-64\.so\.2|lib(c|m)\.so\.6|libgcc_s\.so\.1' || true)
@@ -69,11 +73,6 @@ for program in "$out"/bin/* "$out"/kernels/*_test "$out"/kernels/kernel_bench; d
   [ "$(printf '%s\nGLIBC_2.36\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.36 ] ||
     { echo "$program needs $newest, and the machine may have 2.36" >&2; exit 1; }
 done
-
-du -sh "$out"/* | sed 's/^/  /'
-echo "$out: $(($(du -sb "$out" | cut -f 1) / 1000000)) MB"
-# Nothing is carried to a rehearsal.
-[ -z "$soft" ] || exit 0
 # The programs hold the same kernel images and the same crates: a window over all of them packs those once.
 tar -C target -c gpu | xz -T 2 --lzma2=preset=6,dict=128MiB > "$out.tar.xz"
 bytes=$(stat -c %s "$out.tar.xz")
