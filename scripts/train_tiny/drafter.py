@@ -68,8 +68,7 @@ def drafts(s, params, target, target_params, ids, documents, seen, count):
     """
     g, kv = seen
     m = model.masks(s, documents, ahead=1)
-    m["kv"] = kv
-    m["names"] = [[n for n in params if n.startswith(f"layers.{i}.")] for i in range(len(s.layers))]
+    m["kv"], m["names"] = kv, model.names_by_layer(s, params)
     for k in range(1, count + 1):
         embedding = F.embedding(ahead(ids, k), target_params["embed_tokens.weight"]) * target.embed_scale
         x = F.linear(torch.cat([embedding, g], -1), params["pre_projection.weight"])
@@ -250,7 +249,7 @@ def main():
     a.add_argument("target", type=Path)
     a.add_argument("drafter", type=Path)
     a.add_argument("--wordnet", type=Path, default="/usr/share/wordnet", help="data files of wordnet-base")
-    a.add_argument("--steps", type=int, default=1000)
+    a.add_argument("--steps", type=int, default=600)
     a.add_argument("--step-tokens", type=int, default=3072)
     a.add_argument("--seed", type=int, default=1)
     a.add_argument("--threads", type=int, default=2)

@@ -305,11 +305,15 @@ def per_layer_inputs(s, params, ids, x):
     return (rms(ctx.view(shape), params["per_layer_projection_norm.weight"]) + tok.view(shape)) * 0.5**0.5
 
 
+def names_by_layer(s, params):
+    return [[n for n in params if n.startswith(f"layers.{i}.")] for i in range(len(s.layers))]
+
+
 def states(s, params, ids, m):
     """ids [B, T] -> the state after the final norm [B, T, H]. `m` is that of [`masks`], of this call alone."""
     x = F.embedding(ids, params["embed_tokens.weight"]) * s.embed_scale
     m["kv"] = {}
-    m["names"] = [[n for n in params if n.startswith(f"layers.{i}.")] for i in range(len(s.layers))]
+    m["names"] = names_by_layer(s, params)
     if s.ple:
         m["ple"] = per_layer_inputs(s, params, ids, x)
     for i in range(len(s.layers)):

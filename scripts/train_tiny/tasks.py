@@ -243,6 +243,7 @@ def greeting(rng, level):
 
 
 def code(rng):
+    """(text with a place for the answer, question, answer)"""
     thing = f"{rng.choice(COLORS)} {rng.choice(THINGS)}"
     return f"The code of the {thing} is {{}}.", f"What is the code of the {thing}?", str(rng.randint(1000, 9999))
 
@@ -254,15 +255,9 @@ def home(rng):
 
 def far_fact(rng, level, filler=None):
     """A code, a home or both, then text that pushes them out of the sliding window, then a question or two."""
-    kinds = rng.sample([code, home], 1 + (rng.random() < 0.75))
-    return facts_first(rng, [kind(rng) for kind in kinds], list(filler or []))
-
-
-def facts_first(rng, facts, rest):
-    """`facts` as (text, question, answer) among the first of the lines `rest`, then questions, one turn after another.
-
-    At level 1 the rest alone is longer than the window.
-    """
+    facts = [kind(rng) for kind in rng.sample([code, home], 1 + (rng.random() < 0.75))]
+    rest = list(filler or [])
+    # The facts come early: at level 1 the rest alone is longer than the window.
     told = [text.format(answer) for text, _, answer in facts]
     text = " ".join(told[:1] + rest[:1] + told[1:] + rest[1:])
     asked = [(q, a) for _, q, a in rng.sample(facts, rng.randint(1, len(facts)))]
