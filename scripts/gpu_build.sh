@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 out=target/gpu
 soft=
 [ "${1:-}" != --soft ] || soft=yes
-gates=(golden same_bits graphs)
+gates=(golden same_bits graphs sampler shapes)
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/tests/data"
 
@@ -60,6 +60,8 @@ else
 fi
 
 cp -r tests/data/reference "$out/tests/data/"
+# What the figures will be of; "with changes" where the tree is not what the commit says.
+echo "$(git rev-parse --short HEAD)$(git diff --quiet HEAD || echo ' with changes')" > "$out/COMMIT"
 cp scripts/gpu_check.sh scripts/serve_check.py scripts/bench_torch.py scripts/bench_sampler_torch.py "$out/"
 du -sh "$out"/* | sed 's/^/  /'
 echo "$out: $(($(du -sb "$out" | cut -f 1) / 1000000)) MB"

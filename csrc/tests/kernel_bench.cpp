@@ -154,8 +154,15 @@ Timing time_graph(const std::vector<Launch>& launches, int count = 0) {
 
 double copy_gbs = 0;  // device-to-device, bytes read and written
 std::FILE* json = nullptr;
+
+// The end of the list, which the next case writes over: a run that is cut off leaves a list, too.
+void close_list() {
+  std::fprintf(json, "\n]\n");
+  std::fflush(json);
+  std::fseek(json, -3, SEEK_END);
+}
 std::chrono::steady_clock::time_point begun;
-int left_out = 0;
+int left_out = 0, cases = 0;
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); }
 bool wanted(const std::string& name) {
@@ -172,11 +179,14 @@ void report(const std::string& name, Timing t, double bytes, double flops = 0) {
   if (flops > 0) std::printf(" %7.1f TFLOP/s", flops / t.median * 1e-6);
   std::printf("\n");
   std::fflush(stdout);
-  if (json)
+  cases++;
+  if (json) {
     std::fprintf(json, ",\n{\"case\":\"%s\",\"us\":%.3f,\"us_low\":%.3f,\"us_high\":%.3f,\"bytes\":%.0f,\"gbs\":%.1f,"
                  "\"of_copy\":%.4f,\"flops\":%.0f}",
                  name.c_str(), t.median, t.low, t.high, bytes, gbs,
                  copy_gbs > 0 ? gbs / copy_gbs : 0.0, flops);
+    close_list();
+  }
 }
 
 // How many launches a graph has: enough that each reads other memory until about `target` bytes were read.
@@ -548,7 +558,10 @@ void bench() {
   copy_gbs = 2.0 * half / copy.median * 1e-3;
   std::printf("%s, %d SMs, attention grid %d; copy %.0f GB/s (%zu MiB, read and written)\n", name, sms,
               attention_blocks(), copy_gbs, half >> 20);
-  if (json) std::fprintf(json, "[\n{\"case\":\"copy\",\"device\":\"%s\",\"gbs\":%.1f}", name, copy_gbs);
+  if (json) {
+    std::fprintf(json, "[\n{\"case\":\"copy\",\"device\":\"%s\",\"gbs\":%.1f}", name, copy_gbs);
+    close_list();
+  }
   std::printf("%-44s %9s %8s %8s %9s %8s %6s\n", "case", "us", "p10", "p90", "MB", "GB/s", "copy");
   std::vector<Model> models(std::begin(kModels), std::end(kModels));
   if (options.rehearse) models = {kToy};
@@ -564,7 +577,8 @@ void bench() {
   if (on_hopper())
     for (const Model& m : models)
       for (const Weight& w : weights_of(m)) bench_candidates(m, w);
-  std::printf("%.1f s; %d cases left out for time\n", seconds(), left_out);
+  std::printf("numbers: %d cases in %.1f s, %d left out for time; copy %.0f GB/s\n", cases, seconds(), left_out, copy_gbs);
+  if (!cases) throw std::string("no case was measured");
 }
 
 }  // namespace
@@ -591,6 +605,6 @@ int main(int argc, char** argv) {
     std::printf("FAIL %s\n", skip.why.c_str());
     status = 1;
   }
-  if (json) std::fprintf(json, "\n]\n"), std::fclose(json);
+  if (json) std::fclose(json);
   return status;
 }

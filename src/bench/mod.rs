@@ -14,7 +14,7 @@ mod direct;
 mod report;
 mod switches;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -100,6 +100,8 @@ pub enum BenchError {
     Collect(#[from] CollectError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error("no decode configuration fits: of {rows} rows and {context} tokens, {why}")]
+    NothingFits { rows: usize, context: usize, why: String },
     #[error("the engine refused a request: {0}")]
     Refused(#[from] Refusal),
     #[error("{what}, row {row}: the record's token is {token}, a status")]
@@ -114,7 +116,10 @@ impl BenchError {
     /// Whether something failed while running (exit code 1), rather than a flag or file being refused (exit code 2).
     pub fn is_failure(&self) -> bool {
         match self {
-            BenchError::Config(_) | BenchError::Positions { .. } | BenchError::Json { .. } => false,
+            BenchError::Config(_)
+            | BenchError::Positions { .. }
+            | BenchError::NothingFits { .. }
+            | BenchError::Json { .. } => false,
             BenchError::Start(error) => error.is_device_failure(),
             _ => true,
         }
@@ -145,20 +150,21 @@ pub fn run(flags: &BenchFlags) -> Result<(), BenchError> {
         switches: Vec::new(),
         settings,
     };
-    runner = measure_direct(runner, &mut report)?;
+    // Written after every round, so that a bench which is cut off leaves the rounds it had.
+    let save = |report: &Report| save(report, flags.json.as_deref());
+    runner = measure_direct(runner, &mut report, &save)?;
     if !report.settings.switch_rows.is_empty() {
-        switches::measure(runner, &mut report)?;
+        switches::measure(runner, &mut report, &save)?;
     }
-    let page = printed(&report);
-    println!("{page}");
-    match &flags.json {
-        Some(path) => {
-            let fail = |why: String| BenchError::Json { path: path.display().to_string(), why };
-            let text = serde_json::to_string_pretty(&report).map_err(|e| fail(e.to_string()))?;
-            std::fs::write(path, text + "\n").map_err(|e| fail(e.to_string()))
-        }
-        None => Ok(()),
-    }
+    println!("{}", printed(&report));
+    Ok(())
+}
+
+fn save(report: &Report, path: Option<&Path>) -> Result<(), BenchError> {
+    let Some(path) = path else { return Ok(()) };
+    let fail = |why: String| BenchError::Json { path: path.display().to_string(), why };
+    let text = serde_json::to_string_pretty(report).map_err(|e| fail(e.to_string()))?;
+    std::fs::write(path, text + "\n").map_err(|e| fail(e.to_string()))
 }
 
 /// The flags with the device's defaults; a part that is not measured has no configurations.
@@ -216,8 +222,11 @@ fn build(checkpoint: &Checkpoint, kind: DeviceKind, settings: &Settings) -> Resu
     Ok(runner)
 }
 
+/// Saves a report.
+type Save<'a> = &'a dyn Fn(&Report) -> Result<(), BenchError>;
+
 /// Copy, prompts and decode steps, round by round.
-fn measure_direct(runner: Runner, report: &mut Report) -> Result<Runner, BenchError> {
+fn measure_direct(runner: Runner, report: &mut Report, save: Save) -> Result<Runner, BenchError> {
     let settings = report.settings.clone();
     let mut direct = Direct::new(runner, &settings)?;
     report.copies = Copies { bytes: direct.copy_bytes(), ..Copies::default() };
@@ -229,6 +238,12 @@ fn measure_direct(runner: Runner, report: &mut Report) -> Result<Runner, BenchEr
             report.decode.push(DecodePoint::new(rows, context, &direct, &settings));
         }
     }
+    if let [point, ..] = &report.decode[..]
+        && report.decode.iter().all(|point| point.left_out.is_some())
+    {
+        let (rows, context, why) = (point.rows, point.context, point.left_out.clone().unwrap_or_default());
+        return Err(BenchError::NothingFits { rows, context, why });
+    }
     for _ in 0..settings.rounds {
         report.copies.rounds_ms.push(direct.copy()?);
         for point in &mut report.prompt {
@@ -237,7 +252,8 @@ fn measure_direct(runner: Runner, report: &mut Report) -> Result<Runner, BenchEr
         for point in report.decode.iter_mut().filter(|point| point.left_out.is_none()) {
             point.rounds.push(direct.decode(point.rows, point.context)?);
         }
+        report.conclude();
+        save(report)?;
     }
-    report.conclude();
     Ok(direct.into_runner())
 }

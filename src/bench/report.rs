@@ -115,8 +115,7 @@ pub struct DecodePoint {
 /// are not among them: they could stay on the chip.
 #[derive(Clone, Copy, Serialize)]
 pub struct StepBytes {
-    /// Every weight once, the head included, padding included; of experts those that one row goes to: rows that go to
-    /// others read more.
+    /// Every weight once, the head included, padding included; of experts as many as rows that choose evenly go to.
     pub weights: u64,
     /// K and V of the visible keys of every row: the window in sliding layers, all in global ones.
     pub kv_read: u64,
@@ -230,7 +229,7 @@ impl StepBytes {
         let visible: u64 = families.iter().map(|&(kind, keys)| kv_bytes_a_key(config, kind) * keys as u64).sum();
         let written: u64 = families.iter().map(|&(kind, _)| kv_bytes_a_token(config, kind)).sum();
         StepBytes {
-            weights: weight_bytes_a_step(config),
+            weights: weight_bytes_a_step(config, rows),
             kv_read: rows as u64 * visible,
             kv_written: rows as u64 * written,
         }
@@ -347,6 +346,28 @@ pub fn printed(report: &Report) -> String {
             ranged(point.step_ms),
             ranged(point.host_step_ms)
         );
+    }
+    let _ = writeln!(text, "{}", numbers(report));
+    text
+}
+
+/// The last line: what was measured, in one sentence.
+fn numbers(report: &Report) -> String {
+    let left_out = report.decode.iter().filter(|point| point.left_out.is_some()).count();
+    let mut text = format!(
+        "numbers: {} of {} decode configurations, {} prompts, {} of the engine; copy {:.1} GB/s",
+        report.decode.len() - left_out,
+        report.decode.len(),
+        report.prompt.len(),
+        report.switches.len(),
+        report.copies.bytes_per_second.median / 1e9
+    );
+    if let Some(point) = report.decode.iter().find(|point| point.left_out.is_none()) {
+        let (rows, context, ms) = (point.rows, point.context, point.step_ms.median);
+        let _ = write!(text, "; {rows} rows at {context}: {ms:.3} ms, {:.1} %", point.share_of_copy * 1e2);
+    }
+    if let Some(point) = report.switches.first() {
+        let _ = write!(text, "; engine, {} rows: {:.3} ms", point.rows, point.step_ms.median);
     }
     text
 }

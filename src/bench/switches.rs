@@ -6,7 +6,7 @@ use std::time::Instant;
 use futures_util::FutureExt;
 
 use super::report::{EngineRound, Report, Settings};
-use super::{BenchError, Runner, SWITCH_PROMPT, SwitchPoint};
+use super::{BenchError, Runner, SWITCH_PROMPT, Save, SwitchPoint};
 use crate::device::Event;
 use crate::engine::handle::{EngineHandle, TokenStream, door};
 use crate::engine::{Engine, Switches};
@@ -39,7 +39,7 @@ pub fn spare_tokens(settings: &Settings) -> usize {
 }
 
 /// Measures every variant and appends the points to the report.
-pub fn measure(runner: Runner, report: &mut Report) -> Result<(), BenchError> {
+pub fn measure(runner: Runner, report: &mut Report, save: Save) -> Result<(), BenchError> {
     let settings = report.settings.clone();
     let begin = Event::timed(&runner.context)?;
     let end = Event::timed(&runner.context)?;
@@ -56,8 +56,9 @@ pub fn measure(runner: Runner, report: &mut Report) -> Result<(), BenchError> {
         for (index, point) in report.switches.iter_mut().enumerate() {
             point.rounds.push(loops.round(variants[index % variants.len()], point.rows)?);
         }
+        report.conclude();
+        save(report)?;
     }
-    report.conclude();
     Ok(())
 }
 

@@ -246,7 +246,7 @@ impl Weights {
         let config = &checkpoint.config;
         Weights {
             device_bytes: device_bytes(config, checkpoint.head().is_some(), place),
-            step_bytes: weight_bytes_a_step(config),
+            step_bytes: weight_bytes_a_step(config, 1),
             per_layer_width: config.per_layer_width,
             per_layer_table_bytes: checkpoint.per_layer().map_or(0, |of| of.table.byte_count() as u64),
             per_layer_table: place,

@@ -380,12 +380,15 @@ pub fn packed_bytes(rows: usize, depth: usize) -> u64 {
     product(&[rows.next_multiple_of(16), depth.next_multiple_of(16)]) * BF16
 }
 
-/// Bytes of weights a decode step of one row reads: every packed matrix of the layers, of experts those it goes to, the
-/// head, the norms and scalars. Rows of the per-layer embeddings are looked up and not counted. More rows read more
-/// experts: as many as they go to, all of them at most.
-pub fn weight_bytes_a_step(config: &ModelConfig) -> u64 {
+/// Bytes of weights a decode step of `rows` rows reads: every packed matrix of the layers, of experts as many as rows
+/// that choose evenly and each for itself go to (one row: those of a token), the head, the norms and scalars. Rows of
+/// the per-layer embeddings are looked up and not counted.
+pub fn weight_bytes_a_step(config: &ModelConfig, rows: usize) -> u64 {
     let sums = WeightSums::of(config);
-    let of_experts = config.experts.map_or(0, |experts| sums.experts / experts.count as u64 * experts.top as u64);
+    let of_experts = config.experts.map_or(0, |experts| {
+        let missed = (1.0 - experts.top as f64 / experts.count as f64).powf(rows as f64);
+        (sums.experts as f64 * (1.0 - missed)).round() as u64
+    });
     sums.matrices + of_experts + sums.projection + sums.vectors + packed_bytes(config.vocab, config.hidden)
 }
 

@@ -148,8 +148,11 @@ fn every_line_of_the_tiny_model_with_experts_is_what_a_hand_computes() {
     // x, 16 logits; for each of 4 experts gate | up, their product, the output, and 24 bytes of ids; a count.
     let pairs = 4 * ((2 * 32 + 32 + 64) * 2 + 24);
     assert_eq!(bytes(&plan, "activations of experts"), 64 * (64 * 2 + 16 * 4 + pairs) + 4);
-    // A row reads the experts it goes to.
-    assert_eq!(weight_bytes_a_step(&config), dense + 5 * 4 * expert + norms + 512 * 64 * 2);
+    // A row reads the experts it goes to; two that choose for themselves 1 - (3/4)^2 of them, many all.
+    let others = dense + norms + 512 * 64 * 2;
+    assert_eq!(weight_bytes_a_step(&config, 1), others + 5 * 4 * expert);
+    assert_eq!(weight_bytes_a_step(&config, 2), others + 5 * 7 * expert);
+    assert_eq!(weight_bytes_a_step(&config, 1000), others + 5 * 16 * expert);
     let page = plan.to_string();
     assert!(page.contains("5 layers x 16 experts x 12288 B, packed; a token reads 4 a layer"), "{page}");
     assert_eq!(plan.total_bytes, plan.lines.iter().map(|line| line.bytes).sum::<u64>());

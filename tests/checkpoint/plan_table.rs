@@ -229,7 +229,7 @@ fn kv_bytes_a_token_and_weights_read_a_step_are_the_specifications() {
         assert_eq!(kv, size.kv_bytes, "{name}");
         let looked_at = size.layers * size.top * size.expert() + (VOCAB + size.layers * size.ple) * size.hidden;
         let read = BF16 * (size.matrices() + size.vectors() + looked_at);
-        assert_eq!(weight_bytes_a_step(&config), read, "{name}");
+        assert_eq!(weight_bytes_a_step(&config, 1), read, "{name}");
         assert!((read as f64 / 1e9 - size.read_gb).abs() < 0.06, "{name}: {read}");
     }
 }

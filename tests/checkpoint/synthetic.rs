@@ -158,7 +158,7 @@ fn a_synthetic_model_has_the_published_shape_and_size() {
         assert_eq!((millions(all), millions(all - embedding)), row.parameters);
         let kv = [LayerKind::Sliding, LayerKind::Global].map(|kind| kv_bytes_a_token(config, kind));
         assert_eq!((kv[0], kv[1]), row.kv_bytes);
-        let read = weight_bytes_a_step(config) as f64 / 1e9;
+        let read = weight_bytes_a_step(config, 1) as f64 / 1e9;
         assert!((read - row.weight_gigabytes).abs() < 0.06, "{read} GB a step");
     }
 }

@@ -174,4 +174,31 @@ fn rows_whose_pages_do_not_fit_are_left_out_by_name() {
     let left_out: Vec<_> = list(&report, "decode").iter().map(|point| point["left_out"].is_string()).collect();
     assert_eq!(left_out, [false, false, false, true], "{}", ended.stdout);
     assert!(ended.stdout.contains("left out: it needs"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("numbers: 3 of 4 decode configurations, 0 prompts"), "{}", ended.stdout);
+    // With none left there is nothing to report.
+    let flags = ["--measure", "decode", "--rows", "64", "--contexts", "900", "--steps", "2", "--rounds", "1"];
+    let setup = Setup::bare(&[&["bench", "--device", "soft", "--copy-mib", "1"], &flags[..]].concat());
+    let ended = setup.soft("MEMORY_BYTES", "100M").spawn().exit();
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("no decode configuration fits: of 64 rows and 900 tokens, it needs"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_bench_that_fails_leaves_the_rounds_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("bench.json");
+    let flags = ["--measure", "decode", "--rows", "1", "--contexts", "8", "--steps", "2", "--rounds", "1000"];
+    let setup = Setup::bare(
+        &[&["bench", "--device", "soft", "--copy-mib", "1", "--json", json.to_str().unwrap()], &flags[..]].concat(),
+    );
+    let ended = setup.soft("FAIL_CALL", "3000").spawn().exit();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let point = &list(&report, "decode")[0];
+    let rounds = list(point, "rounds").len();
+    assert!((1..1000).contains(&rounds) && spread(&point["step_ms"]), "{rounds} rounds: {point}");
 }
