@@ -5,20 +5,25 @@ usage: kernel_bytes.py [--check | --write]     prints the tables; compares them 
 
 Computed from the published shapes and from what each kernel's header says it reads and writes. 4.3 TB/s is what a copy
 reaches on an H200 (bench/results). Weights are read once a step whatever the rows, but those of experts: of them as
-many as rows that choose evenly and each for itself go to.
+many as rows that choose evenly and each for itself go to. Partial sums of attention are written and read once, though
+some of that stays in L2.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "csrc/README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "csrc/README.md"
 BEGIN, END = "<!-- kernel_bytes.py -->", "<!-- end of kernel_bytes.py -->"
 BYTES_PER_SECOND = 4.3e12
 VOCAB = 262144
 GROUP = 256
 CONTEXT = 8192
 ROWS = (1, 64)
+# Keys of an attention segment, as served: {"sliding": ..., "global": ...}.
+SEGMENT = {kind: int(n) for kind, n in re.findall(r"segment_(\w+): (\d+),", (ROOT / "src/model/plan.rs").read_text())}
 
 
 @dataclass
@@ -64,8 +69,8 @@ def step(m, rows):
     h = m.hidden
     moved = dict.fromkeys(
         ["embed", "rmsnorm", "gemm: q k v", "gemm: o", "gemm: gate up", "gemm: down", "qkv_prep",
-         "attn_decode: sliding", "attn_decode: global", "add_norm", "gelu_gate", "per_layer_input", "gemm: per layer",
-         "expert_input", "logits: router",
+         "attn_decode: sliding", "attn_decode: global", "attn_decode_fold", "add_norm", "gelu_gate", "per_layer_input",
+         "gemm: per layer", "expert_input", "logits: router",
          "expert_route", "expert_group", "expert_gemm: gate up", "expert_gemm: down", "expert_combine", "logits",
          "sample_groups", "sample_rows"], 0)  # fmt: skip
     # A gathered row of the packed table comes with three others of its fragments.
@@ -83,7 +88,13 @@ def step(m, rows):
         moved["gemm: q k v"] += product(rows, (m.heads + kv * kv_parts) * dim, h)
         moved["qkv_prep"] += rows * 2 * dim * (2 * m.heads + (0 if is_shared else 4 * kv))
         kind = "global" if is_global else "sliding"
-        moved[f"attn_decode: {kind}"] += rows * (4 * dim * kv * seen + 4 * dim * m.heads)
+        # Of several segments (in a window one more where it does not end with a segment, as here) each writes its sums,
+        # which a fold reads: of global layers, whose segments grow with the context, a kernel of its own.
+        segments = (CONTEXT - 1) // SEGMENT[kind] - (CONTEXT - seen) // SEGMENT[kind] + 1
+        partials = segments * m.heads * (4 * dim + 8) if segments > 1 else 0
+        fold = "attn_decode_fold" if is_global else f"attn_decode: {kind}"
+        moved[f"attn_decode: {kind}"] += rows * (4 * dim * kv * seen + 2 * dim * m.heads + partials)
+        moved[fold] += rows * (partials + 2 * dim * m.heads)
         moved["gemm: o"] += product(rows, h, m.heads * dim)
         intermediate = m.shared_intermediate if is_shared else m.intermediate
         moved["gemm: gate up"] += product(rows, 2 * intermediate, h)

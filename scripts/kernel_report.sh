@@ -1,21 +1,14 @@
 #!/usr/bin/env bash
-# What nvcc makes of every kernel: kernel_report.sh [--full] [ARCH...]      (default: 80 90a 120; --full adds 100)
+# What nvcc makes of every kernel: kernel_report.sh [ARCH...]      (default: the four that ship, 80 90a 100 120)
 #
-# Prints registers, static shared memory, the threads that fit by registers, 16-byte global loads and tensor-core
-# products of every kernel and architecture, and fails on a warning, a spill, a stack frame, and on a kernel that
-# streams weights without 16-byte global loads or tensor-core products in its machine code. nvcc is taken from
-# $CUDA_HOME/bin, else from $PATH; so is cuobjdump. Dynamic shared memory is the launcher's: csrc/README.md, where the
-# bytes of every kernel and size also stand: they are compared with what kernel_bytes.py says.
+# Prints registers, shared memory, the threads that are resident with them, global loads of 16 bytes and of fewer and
+# tensor-core products of every kernel and architecture, and fails on a warning, a spill, a stack frame, a block that
+# does not fit, and on a kernel that streams weights without tensor-core products or with a load below 16 bytes that is
+# not of the few it is known to need for something else (NARROW_LOADS). nvcc is taken from $CUDA_HOME/bin, else from
+# $PATH; so is cuobjdump. Dynamic shared memory is what the launchers of src/ ask for: rustc says it. The bytes of every
+# kernel and size, in csrc/README.md, are compared with what kernel_bytes.py says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-archs=()
-for argument in "$@"; do
-  case $argument in
-    --full) archs+=(80 90a 100 120) ;;
-    -*) echo "kernel_report.sh [--full] [ARCH...]" >&2; exit 2 ;;
-    *) archs+=("$argument") ;;
-  esac
-done
-[ ${#archs[@]} -gt 0 ] || archs=(80 90a 120)
+[ $# -gt 0 ] || set -- 80 90a 100 120
 python3 scripts/kernel_bytes.py --check
-exec python3 scripts/kernel_report.py --jobs "${JOBS:-2}" "${archs[@]}"
+exec python3 scripts/kernel_report.py --jobs "${JOBS:-2}" "$@"
