@@ -130,7 +130,8 @@ pub struct ServeFlags {
     /// Seconds a request's body may take to arrive, 0.1 to 3600.
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     body_timeout: Duration,
-    /// Seconds in which a client must take at least one byte of an answer that waits for it, 0.1 to 3600.
+    /// Seconds in which a client must take some of an answer that waits for it, 0.1 to 3600: enough that a third of the
+    /// connection's send buffer (256 KiB) is free again.
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     write_timeout: Duration,
     /// Seconds of silence after which a stream gets a comment line, 0.1 to 3600.

@@ -45,6 +45,10 @@ pub enum Rejection {
     BadWord { index: usize, why: String },
     #[error("min_tokens is {min_tokens}, but at most {max_tokens} tokens are generated")]
     MinTokens { min_tokens: u32, max_tokens: u32 },
+    #[error(
+        "each of the {allowed} allowed_token_ids ends the answer, and the first {min_tokens} tokens must not (min_tokens)"
+    )]
+    OnlyEndsAllowed { allowed: usize, min_tokens: u32 },
     #[error("best_of is not served: every choice is sampled on its own, and none is discarded; use n")]
     BestOf,
     #[error(
@@ -54,7 +58,7 @@ pub enum Rejection {
     Dry(String),
     #[error("stream_options is only allowed when stream is true")]
     StreamOptionsWithoutStream,
-    #[error("max_tokens must be at least 1, unless echo asks for the prompt alone")]
+    #[error("max_tokens is 0: expected at least 1, unless echo asks for the prompt alone")]
     MaxTokensZero,
     #[error("stop has {count} strings; the limit is {limit}")]
     TooManyStops { count: usize, limit: usize },
@@ -76,6 +80,8 @@ pub enum Rejection {
     EmptyPrompt { prompt_index: usize },
     #[error("the request has {count} prompts; the limit is {limit}")]
     TooManyPrompts { count: usize, limit: usize },
+    #[error("{prompts} prompts of {n} choices each are {} requests; --max-waiting is {limit}", prompts * n)]
+    TooManyChoices { prompts: usize, n: usize, limit: usize },
     #[error("prompt {prompt_index}: token id {id} at position {position} is not in 0..{vocab_size}")]
     TokenIdOutOfRange { prompt_index: usize, position: usize, id: u64, vocab_size: usize },
     #[error(
@@ -89,6 +95,11 @@ pub enum Rejection {
          but the context holds {context} tokens", (*prompt_tokens as u64).saturating_add(*max_tokens)
     )]
     ContextExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, context: usize },
+    #[error(
+        "prompt {prompt_index} has {bytes} bytes of text, at least {tokens_min} tokens, but the context holds {context} \
+         tokens"
+    )]
+    PromptTooLong { prompt_index: usize, bytes: usize, tokens_min: usize, context: usize },
     #[error(
         "prompt {prompt_index} needs {needed} tokens of KV cache ({prompt_tokens} of the prompt, max_tokens \
          {max_tokens}, the last one not cached), but the whole pool holds {pool}: it can never run here"
@@ -139,6 +150,7 @@ impl Rejection {
             | NoSuchToken { .. }
             | BadWord { .. }
             | MinTokens { .. }
+            | OnlyEndsAllowed { .. }
             | BestOf
             | Dry(_)
             | StreamOptionsWithoutStream
@@ -152,11 +164,15 @@ impl Rejection {
             | Chat(_)
             | EmptyPrompt { .. }
             | TooManyPrompts { .. }
+            | TooManyChoices { .. }
             | TokenIdOutOfRange { .. }
             | ModalityToken { .. }
             | NotTokenised { .. }
             | ContextExceeded { .. }
+            | PromptTooLong { .. }
             | PoolExceeded { .. }
+            // Of the request's own masks: what it allows, bans and forbids to end.
+            | Failed(Failure::AllMasked { .. })
             | BadRequestId { .. } => StatusCode::BAD_REQUEST,
             UnknownModel { .. } | NoRoute { .. } => StatusCode::NOT_FOUND,
             WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
@@ -164,8 +180,7 @@ impl Rejection {
             Refused(_) | Stalled { .. } | Cancelled | Failed(Failure::Engine(_) | Failure::DrainTimeout) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. } | Failure::AllMasked { .. })
-            | Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. }) | Panicked => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -190,6 +205,8 @@ impl Rejection {
             OutOfRange { param, .. } | NoSuchToken { param, .. } => Some(param),
             BadWord { .. } => Some("bad_words"),
             MinTokens { .. } => Some("min_tokens"),
+            OnlyEndsAllowed { .. } => Some("allowed_token_ids"),
+            TooManyChoices { n: 2.., .. } => Some("n"),
             BestOf => Some("best_of"),
             StreamOptionsWithoutStream => Some("stream_options"),
             MaxTokensZero => Some("max_tokens"),
@@ -201,6 +218,8 @@ impl Rejection {
             | ModalityToken { .. }
             | NotTokenised { .. }
             | ContextExceeded { .. }
+            | PromptTooLong { .. }
+            | TooManyChoices { .. }
             | PoolExceeded { .. } => Some("prompt"),
             UnknownModel { .. } => Some("model"),
             _ => None,
@@ -222,6 +241,7 @@ impl Rejection {
             OutOfRange { .. }
             | BadWord { .. }
             | MinTokens { .. }
+            | OnlyEndsAllowed { .. }
             | StreamOptionsWithoutStream
             | MaxTokensZero
             | TooManyStops { .. }
@@ -230,11 +250,11 @@ impl Rejection {
             NoPrompts | NoMessages | EmptyPrompt { .. } => "empty_prompt",
             NoChatTemplate => "no_chat_template",
             Chat(_) => "invalid_messages",
-            TooManyPrompts { .. } => "too_many_prompts",
+            TooManyPrompts { .. } | TooManyChoices { .. } => "too_many_prompts",
             TokenIdOutOfRange { .. } | NoSuchToken { .. } => "token_id_out_of_range",
             ModalityToken { .. } => "unsupported_modality",
             NotTokenised { .. } => "invalid_prompt",
-            ContextExceeded { .. } => "context_length_exceeded",
+            ContextExceeded { .. } | PromptTooLong { .. } => "context_length_exceeded",
             PoolExceeded { .. } => "kv_pool_exceeded",
             UnknownModel { .. } => "model_not_found",
             BadRequestId { .. } => "invalid_request_id",

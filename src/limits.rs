@@ -26,6 +26,10 @@ pub const CHOICES_PER_PROMPT_MAX: usize = 128;
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Prompt text of a request above this many bytes is tokenised off the reactor threads (4 KiB take about 1 ms).
 pub const TOKENISE_INLINE_BYTES_MAX: usize = 4096;
+/// What a message costs to render beside its text, in bytes of text that cost the same.
+pub const MESSAGE_WORK_BYTES: usize = 64;
+/// Tokens with log-probabilities that are named and written on the reactor threads; more are done beside them.
+pub const SCORED_INLINE_MAX: usize = 128;
 /// Largest `--max-waiting`.
 pub const WAITING_MAX: usize = 65_536;
 /// Largest `--prefill-chunk`.
@@ -34,10 +38,11 @@ pub const PREFILL_CHUNK_MAX: usize = 65_536;
 pub const LOGGED_FIELD_BYTES_MAX: usize = 512;
 /// Body of a request in bytes.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
-/// Bodies above this many bytes share [`LARGE_BODIES_BYTES_MAX`]; smaller ones never wait for them.
+/// Bodies above this many bytes share [`LARGE_BODIES_BYTES_MAX`], once so many have arrived; smaller ones never wait.
 pub const SMALL_BODY_BYTES_MAX: usize = 64 << 10;
-/// Bytes of all larger bodies being read, parsed and tokenised at one time.
-pub const LARGE_BODIES_BYTES_MAX: usize = 128 << 20;
+/// Bytes of all larger bodies being read, parsed and tokenised at one time. Tokenising takes about a hundred times a
+/// text's bytes where every character is a token.
+pub const LARGE_BODIES_BYTES_MAX: usize = 32 << 20;
 /// Connections beside those of running and waiting requests that `--max-connections` leaves by default (probes,
 /// uploads, refusals, idle keep-alive).
 pub const SPARE_CONNECTIONS: usize = 960;

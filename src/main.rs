@@ -14,7 +14,6 @@ use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
 use gemma4_serve::{bench, bench_step, inspect, score, trace};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
@@ -78,7 +77,7 @@ fn serve(config: Config) -> Exit {
 
 async fn serve_async(config: Config) -> Exit {
     let address = format!("{}:{}", config.host, config.port);
-    let listener = match TcpListener::bind((config.host.as_str(), config.port)).await {
+    let listener = match server::bind(&config.host, config.port).await {
         Ok(listener) => listener,
         Err(e) => return refused(&format!("--host, --port: cannot listen on {address}: {e}")),
     };

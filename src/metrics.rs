@@ -170,7 +170,10 @@ fn describe() {
     describe_gauge!(REQUESTS_RUNNING, "Sequences running (prefill or decode)");
     describe_gauge!(REQUESTS_WAITING, "Sequences accepted and waiting to run");
     describe_gauge!(KV_PAGES_FREE, "Free KV pages by family");
-    describe_counter!(REQUESTS_TOTAL, "Sequences by outcome (one per prompt); a refused request counts once");
+    describe_counter!(
+        REQUESTS_TOTAL,
+        "Sequences by outcome (one per choice of a prompt); a refused request, and one left before it was admitted, counts once"
+    );
     describe_counter!(REQUESTS_ABORTED_TOTAL, "Sequences whose client went away before their end");
     describe_gauge!(DEVICE_INFO, "The device in use, by kind");
     describe_counter!(STEPS_TOTAL, "Steps launched, by kind");

@@ -94,7 +94,10 @@ pub enum Failure {
     NotANumber { output_index: u32 },
     #[error("the logits behind prompt token {position} are not a number")]
     PromptNotANumber { position: usize },
-    #[error("every token is masked at output token {output_index}")]
+    #[error(
+        "every token is masked at output token {output_index}: allowed_token_ids, bad_words, min_tokens and logit_bias \
+         leave none"
+    )]
     AllMasked { output_index: u32 },
     #[error("the server is shutting down and the drain time is over")]
     DrainTimeout,

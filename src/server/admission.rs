@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use crate::engine::handle::TokenStream;
 use crate::error::Rejection;
 use crate::limits::TOKENISE_INLINE_BYTES_MAX;
@@ -22,25 +24,35 @@ pub struct Accepted {
     pub stream: TokenStream,
 }
 
-/// Admits every choice of every prompt, prompt by prompt, or none.
+/// Admits every choice of every prompt, prompt by prompt, or none. `share` is what the body holds of the memory for
+/// large ones; it is given back when the prompts are ids.
 pub async fn admit(
     app: &App,
     model: &Arc<ServedModel>,
     request: &mut CompletionRequest,
+    share: Option<OwnedSemaphorePermit>,
 ) -> Result<Vec<Accepted>, Rejection> {
     check_model(model, request)?;
     let choices = request.sampling.n.unwrap_or(1);
-    let count = request.prompts.len() * choices;
-    if count > app.config.max_waiting {
-        return Err(Rejection::TooManyPrompts { count, limit: app.config.max_waiting });
+    let prompts = request.prompts.len();
+    let (count, limit) = (prompts * choices, app.config.max_waiting);
+    if count > limit {
+        return Err(Rejection::TooManyChoices { prompts, n: choices, limit });
     }
     let places = app.engine.reserve(count)?;
-    let prompts = tokenise(model, std::mem::take(&mut request.prompts)).await?;
+    let (prompts, (places, share)) = tokenise(model, std::mem::take(&mut request.prompts), (places, share)).await?;
+    drop(share);
     let mut sampling = request.sampling.over(&model.sampling, salt);
     sampling.logprobs = request.logprobs;
     sampling.prompt_logprobs = request.prompt_logprobs.max(request.logprobs.filter(|_| request.echo));
     let echoes = echo(model, request.echo, &prompts).await?;
     let stop_token_ids = request.sampling.resolve(model, &mut sampling)?;
+    if let Some(allowed) = &sampling.allowed_token_ids
+        && sampling.min_tokens > 0
+        && allowed.iter().all(|id| model.is_eos(*id) || stop_token_ids.contains(id))
+    {
+        return Err(Rejection::OnlyEndsAllowed { allowed: allowed.len(), min_tokens: sampling.min_tokens });
+    }
     let tokens_default = match request.route {
         Route::Completions => COMPLETION_TOKENS_DEFAULT,
         // What is left of the context.
@@ -98,25 +110,31 @@ fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), R
     }
 }
 
-/// Prompts in ids. Much text is tokenised on a thread of its own: the reactor's threads also answer the probes.
-async fn tokenise(model: &Arc<ServedModel>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, Rejection> {
-    let text_bytes = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) => text.len(),
-        Prompt::Ids(_) => 0,
-        Prompt::Chat(conversation) => conversation.text_bytes(),
-    };
-    let text_bytes: usize = prompts.iter().map(text_bytes).sum();
+/// Prompts in ids. Text that cannot fit is refused unread; much text is tokenised on a thread of its own: the reactor's
+/// threads also answer the probes. Such work goes on when its client leaves, so it holds what bounds it, `held`, itself.
+async fn tokenise<H: Send + 'static>(
+    model: &Arc<ServedModel>,
+    prompts: Vec<Prompt>,
+    held: H,
+) -> Result<(Vec<Vec<u32>>, H), Rejection> {
+    let mut work_bytes = 0;
+    for (index, prompt) in prompts.iter().enumerate() {
+        let (text, work) = match prompt {
+            Prompt::Text(text) => (text.len(), text.len()),
+            Prompt::Ids(_) => (0, 0),
+            Prompt::Chat(conversation) => (conversation.text_bytes(), conversation.work_bytes()),
+        };
+        model.check_text_bytes(index, text)?;
+        work_bytes += work;
+    }
     let model = model.clone();
-    off_reactor(text_bytes > TOKENISE_INLINE_BYTES_MAX, move || {
-        prompts
-            .iter()
-            .enumerate()
-            .map(|(i, prompt)| match prompt {
-                Prompt::Text(text) => model.encode(i, text),
-                Prompt::Ids(ids) => model.narrow(i, ids),
-                Prompt::Chat(conversation) => model.encode_chat(conversation),
-            })
-            .collect()
+    off_reactor(work_bytes > TOKENISE_INLINE_BYTES_MAX, move || {
+        let ids = prompts.iter().enumerate().map(|(i, prompt)| match prompt {
+            Prompt::Text(text) => model.encode(i, text),
+            Prompt::Ids(ids) => model.narrow(i, ids),
+            Prompt::Chat(conversation) => model.encode_chat(conversation),
+        });
+        Ok((ids.collect::<Result<_, _>>()?, held))
     })
     .await
 }

@@ -23,7 +23,7 @@ pub struct App {
     /// Unix time of the start, for `/v1/models`.
     pub started_s: u64,
     /// What large bodies may take together, in units of [`SMALL_BODY_BYTES_MAX`].
-    pub large_bodies: Semaphore,
+    pub large_bodies: Arc<Semaphore>,
     /// Set once, by the engine start; the socket is bound before.
     model: OnceLock<Arc<ServedModel>>,
     /// A signal came: readiness is off, whether or not requests are still accepted.
@@ -44,7 +44,7 @@ impl App {
             engine,
             metrics: crate::metrics::install(),
             started_s: unix_time_s(),
-            large_bodies: Semaphore::new(LARGE_BODIES_BYTES_MAX / SMALL_BODY_BYTES_MAX),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES_BYTES_MAX / SMALL_BODY_BYTES_MAX)),
             model: OnceLock::new(),
             leaving: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),

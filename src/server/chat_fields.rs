@@ -73,6 +73,13 @@ impl ChatFields {
             return Err(Rejection::MissingField("messages"));
         }
         request.prompts = vec![Prompt::Chat(self.conversation)];
+        for (param, tokens) in
+            [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", request.max_tokens)]
+        {
+            if tokens == Some(0) {
+                return Err(Rejection::OutOfRange { param, value: "0".into(), expected: "at least 1" });
+            }
+        }
         if let Some(tokens) = self.max_completion_tokens {
             if request.max_tokens.is_some_and(|max_tokens| max_tokens != tokens) {
                 return Err(Rejection::OutOfRange {

@@ -20,7 +20,8 @@ use crate::request::{Cancel, Failure, Terminal, TokenLogprobs};
 use crate::server::ServedModel;
 use crate::server::admission::Accepted;
 use crate::server::app::InFlight;
-use crate::server::wire::CompletionRequest;
+use crate::server::wire::{CompletionRequest, Route};
+use crate::text::chat_template::thought_ids;
 use crate::text::{PromptText, TextOutput};
 
 /// Why a choice ended, in the API's words.
@@ -51,6 +52,13 @@ pub struct Delta {
     /// With the choice's first delta, where the request asked: one a token of the prompt.
     pub prompt_scored: Vec<ScoredToken>,
     pub finish: Option<Finish>,
+}
+
+impl Delta {
+    /// Tokens with log-probabilities, which are most of the work of writing it.
+    pub fn scored_tokens(&self) -> usize {
+        self.scored.len() + self.prompt_scored.len()
+    }
 }
 
 /// A token of the text with its log-probabilities: what every shape of reply is made of.
@@ -108,6 +116,8 @@ struct Choice {
     model: Arc<ServedModel>,
     stream: TokenStream,
     output: TextOutput,
+    /// Stop ids of the request, whose text is left out as that of a stop string is.
+    silent_stops: Vec<u32>,
     arrived: Instant,
     last_token: Option<Instant>,
     /// The engine's failure, kept until the tokens before it are out.
@@ -138,10 +148,10 @@ impl Choice {
         for (i, &token) in update.tokens.iter().enumerate() {
             delta.token_ids.push(token);
             if let Some(&logprobs) = update.logprobs.get(i) {
-                let text_offset = self.output.chars();
+                let text_offset = self.output.offset(&self.model.tokenizer, token);
                 delta.scored.push(ScoredToken { token, text_offset, logprobs: Some(logprobs) });
             }
-            let silent = self.model.is_eos(token);
+            let silent = self.model.is_eos(token) || self.silent_stops.contains(&token);
             if self.output.push(&self.model.tokenizer, token, silent, &mut delta.text) {
                 // Tokens the engine made meanwhile are not the answer's: text, ids and usage end at the match.
                 self.stream.stop();
@@ -259,6 +269,14 @@ impl Choices {
     ) -> Self {
         let (choices, min_tokens) = (request.sampling.n.unwrap_or(1), request.sampling.min_tokens);
         let keeps_stop = request.include_stop_str_in_output;
+        // Narrowed and checked at the door.
+        let stops = request.sampling.stop_token_ids.iter().map(|&id| id as u32);
+        let silent_stops: Vec<u32> = if keeps_stop { Vec::new() } else { stops.collect() };
+        // The completions route shows what was generated, as it was generated.
+        let thought = match request.route {
+            Route::Chat => thought_ids(&model.tokenizer),
+            Route::Completions => None,
+        };
         let request_failed = Arc::new(AtomicBool::new(false));
         let (running, mut prompt_ids) = (FuturesUnordered::new(), Vec::new());
         for (index, Accepted { prompt_ids: ids, echo, stream }) in accepted.into_iter().enumerate() {
@@ -277,7 +295,8 @@ impl Choices {
                 stream,
                 opening,
                 only_prompt: request.max_tokens == Some(0),
-                output: TextOutput::new(&request.stop, keeps_stop, min_tokens).behind(chars),
+                output: TextOutput::new(&request.stop, keeps_stop, min_tokens).behind(chars).without_thoughts(thought),
+                silent_stops: silent_stops.clone(),
                 arrived,
                 last_token: None,
                 failed: None,

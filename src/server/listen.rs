@@ -3,7 +3,7 @@
 //! A silent or half-open peer costs one connection until the head's time limit; at the cap, the connection that has
 //! been idle longest makes room for a new one, so idle sockets cannot keep others out. A peer that stops reading is
 //! found by the write time limit: of our own pending write, and of unacknowledged bytes in the kernel
-//! (TCP_USER_TIMEOUT).
+//! (TCP_USER_TIMEOUT). A peer that left is found while its request is served, whatever it sent before it left.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,19 +11,20 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::response::Response;
+use futures_util::FutureExt;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -39,15 +40,35 @@ const ACCEPT_PAUSE_MIN: Duration = Duration::from_millis(10);
 const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a full house waits for a connection to end before it looks for an idle one again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
+/// How often a connection with a request looks whether its peer is still there.
+const PEER_LOOK: Duration = Duration::from_millis(100);
+/// What the kernel may hold unsent of a connection (it takes twice that, for its own records). A write that waits goes
+/// on when a third of it is free: so the smaller, the slower a client may read and be seen to read; and the larger, the
+/// faster a far one is served.
+const SEND_BUFFER_BYTES: usize = 128 << 10;
+
+/// A listener on `host` and `port`, whose connections have bounded send buffers.
+pub async fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind((host, port)).await?;
+    rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER_BYTES)?;
+    Ok(listener)
+}
 
 /// Accepts and serves connections until `stop`, then lets each finish its answer; dropping the future cuts them off.
 pub async fn serve(listener: TcpListener, app: Arc<App>, router: Router, stop: CancellationToken) {
     let mut connections = Connections { list: HashMap::new(), tasks: JoinSet::new(), next: 0 };
     let mut pause = ACCEPT_PAUSE_MIN;
+    // Accepted, and waiting for room: at the cap an idle connection is closed for somebody, not on suspicion.
+    let mut arrived = None;
     loop {
         connections.reap();
-        if connections.list.len() >= app.config.max_connections {
+        if let Some(socket) = arrived.take() {
+            if connections.list.len() < app.config.max_connections {
+                connections.start(socket, &app.config, router.clone(), stop.clone());
+                continue;
+            }
             connections.close_longest_idle();
+            arrived = Some(socket);
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = tokio::time::timeout(FULL_PAUSE, connections.join_next()) => continue,
@@ -62,7 +83,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, router: Router, stop: C
         match accepted {
             Ok((socket, _)) => {
                 pause = ACCEPT_PAUSE_MIN;
-                connections.start(socket, &app.config, router.clone(), stop.clone());
+                arrived = Some(socket);
             }
             Err(e) if peers_own(&e) => {}
             Err(e) => {
@@ -78,7 +99,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, router: Router, stop: C
             }
         }
     }
-    drop(listener);
+    drop((listener, arrived));
     while !connections.list.is_empty() {
         connections.join_next().await;
     }
@@ -167,6 +188,7 @@ async fn serve_connection(
     write_timeout: Duration,
 ) {
     set_socket_limits(&socket, write_timeout);
+    let socket = Arc::new(socket);
     let service = TowerToHyperService::new(router);
     let shared = connection.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
@@ -180,12 +202,14 @@ async fn serve_connection(
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(header_timeout)
-        .serve_connection(TokioIo::new(TimedIo::new(socket, write_timeout)), service);
-    tokio::pin!(served);
+        .serve_connection(TokioIo::new(TimedIo::new(socket.clone(), write_timeout)), service);
+    let left = peer_left(&socket, &connection);
+    tokio::pin!(served, left);
     let result = tokio::select! {
         result = served.as_mut() => Some(result),
         () = connection.close.notified() => None,
         () = stop.cancelled() => None,
+        () = left.as_mut() => return,
     };
     let result = match result {
         Some(result) => result,
@@ -193,11 +217,31 @@ async fn serve_connection(
         None if connection.busy.load(Ordering::Acquire) == 0 => return,
         None => {
             served.as_mut().graceful_shutdown();
-            served.await
+            tokio::select! {
+                result = served => result,
+                () = left => return,
+            }
         }
     };
     if let Err(e) = result {
         tracing::debug!("connection ended: {e}");
+    }
+}
+
+/// Ends when the peer has closed its side while a request is served; then the request is dropped with the connection.
+/// hyper sees that itself, but not behind bytes that it leaves unread until the answer is out (a line break after the
+/// body, the next request).
+async fn peer_left(socket: &TcpStream, connection: &Connection) {
+    loop {
+        tokio::time::sleep(PEER_LOOK).await;
+        if connection.busy.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        // Ready at once where there is anything to know: bytes, or the end behind them.
+        match socket.ready(Interest::READABLE).now_or_never() {
+            Some(Ok(ready)) if ready.is_read_closed() => return,
+            _ => {}
+        }
     }
 }
 
@@ -260,45 +304,57 @@ impl HttpBody for Guarded {
     }
 }
 
-/// A socket whose pending write fails when the peer takes nothing for the time limit.
+/// A socket whose pending write fails when the peer takes nothing for the time limit. Shared with the connection's task,
+/// which watches it.
 struct TimedIo {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     limit: Duration,
     /// Runs while a write is pending.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl TimedIo {
-    fn new(socket: TcpStream, limit: Duration) -> Self {
+    fn new(socket: Arc<TcpStream>, limit: Duration) -> Self {
         Self { socket, limit, deadline: None }
     }
 
-    fn timed<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.deadline = None;
-            return poll;
+    /// Tries `write` whenever the socket can take something; its time limit runs while it cannot.
+    fn poll_timed(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        while let Poll::Ready(can) = self.socket.poll_write_ready(cx) {
+            match can.and_then(|()| write(&self.socket)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => {
+                    self.deadline = None;
+                    return Poll::Ready(result);
+                }
+            }
         }
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
-        match deadline.as_mut().poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => {
-                metrics::counter!(CONNECTIONS_CLOSED_TOTAL, "reason" => "write_timeout").increment(1);
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+        ready!(deadline.as_mut().poll(cx));
+        metrics::counter!(CONNECTIONS_CLOSED_TOTAL, "reason" => "write_timeout").increment(1);
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+    }
+}
+
+impl AsyncRead for TimedIo {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.socket.poll_read_ready(cx))?;
+            match self.socket.try_read_buf(buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result.map(|_| ())),
             }
         }
     }
 }
 
-impl AsyncRead for TimedIo {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buf)
-    }
-}
-
 impl AsyncWrite for TimedIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.socket).poll_write(cx, buf);
-        self.timed(cx, poll)
+        self.poll_timed(cx, |socket| socket.try_write(buf))
     }
 
     fn poll_write_vectored(
@@ -306,19 +362,19 @@ impl AsyncWrite for TimedIo {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
-        self.timed(cx, poll)
+        self.poll_timed(cx, |socket| socket.try_write_vectored(bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
+        true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+    /// What was written is the kernel's.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Write)?))
     }
 }

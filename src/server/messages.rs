@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::error::Rejection;
+use crate::limits::MESSAGE_WORK_BYTES;
 use crate::text::chat_template::{Content, Message, RESERVED, Role, Variables};
 
 /// What the chat template is run on.
@@ -14,13 +15,24 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Bytes of what is said, which is about the work of rendering and tokenising it.
+    /// Bytes of what is said.
     pub fn text_bytes(&self) -> usize {
         let bytes = |message: &Message| match &message.content {
             Content::Text(text) => text.len(),
             Content::Parts(parts) => parts.iter().map(String::len).sum(),
         };
         self.messages.iter().map(bytes).sum()
+    }
+
+    /// About the work of rendering and tokenising it, in bytes of text: messages and variables cost without any.
+    pub fn work_bytes(&self) -> usize {
+        let parts = |message: &Message| match &message.content {
+            Content::Text(_) => 1,
+            Content::Parts(parts) => 1 + parts.len(),
+        };
+        let parts: usize = self.messages.iter().map(parts).sum();
+        let variables: usize = self.variables.iter().map(|(name, value)| name.len() + value.to_string().len()).sum();
+        self.text_bytes() + MESSAGE_WORK_BYTES * parts + variables
     }
 }
 
@@ -147,6 +159,8 @@ mod tests {
         assert_eq!(messages[1].content, Content::Parts(vec!["a".into(), "".into()]));
         let conversation = Conversation { messages, variables: Variables::new() };
         assert_eq!(conversation.text_bytes(), 3);
+        // Four messages, two parts.
+        assert_eq!(conversation.work_bytes(), 3 + 6 * MESSAGE_WORK_BYTES);
     }
 
     #[test]

@@ -29,4 +29,5 @@ pub mod wire;
 
 pub use app::App;
 pub use lifecycle::{EngineEnd, Exit, run};
+pub use listen::bind;
 pub use model::ServedModel;

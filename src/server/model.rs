@@ -61,6 +61,17 @@ impl ServedModel {
         Ok(ids)
     }
 
+    /// Refuses text that has more tokens than the context holds, whatever they are: tokenising it would cost a hundred
+    /// times its bytes.
+    pub fn check_text_bytes(&self, prompt_index: usize, bytes: usize) -> Result<(), Rejection> {
+        let tokens_min = self.tokenizer.tokens_at_least(bytes);
+        if tokens_min > self.max_context {
+            let context = self.max_context;
+            return Err(Rejection::PromptTooLong { prompt_index, bytes, tokens_min, context });
+        }
+        Ok(())
+    }
+
     /// An id prompt as the engine wants it: untouched (B87), each id in range.
     pub fn narrow(&self, prompt_index: usize, ids: &[u64]) -> Result<Vec<u32>, Rejection> {
         ids.iter()

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -11,6 +11,8 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::error::Rejection;
+use crate::limits::SCORED_INLINE_MAX;
+use crate::server::admission::off_reactor;
 use crate::server::generation::{Choices, Delta, Finish};
 use crate::server::wire::Route;
 use crate::server::{ServedModel, logprobs};
@@ -178,19 +180,33 @@ pub async fn gather(header: Header, mut choices: Choices) -> Result<Response, Re
         choice.prompt_scored.extend(delta.prompt_scored);
         choice.finish = delta.finish;
     }
-    let (model, prompt_ids) = (choices.model(), choices.prompt_ids());
-    let replies = whole.iter().map(|d| header.choice(Part::Whole, model, d, &prompt_ids[d.index])).collect();
-    let json = to_json(&header.object(Part::Whole, replies, Some(Some(Usage::of(&choices))), &prompt_ids[0]));
+    let long = whole.iter().map(Delta::scored_tokens).sum::<usize>() > SCORED_INLINE_MAX;
+    let (json, choices) = off_reactor(long, move || {
+        let (model, prompt_ids) = (choices.model(), choices.prompt_ids());
+        let replies = whole.iter().map(|d| header.choice(Part::Whole, model, d, &prompt_ids[d.index])).collect();
+        let object = header.object(Part::Whole, replies, Some(Some(Usage::of(&choices))), &prompt_ids[0]);
+        Ok((to_json(&object), choices))
+    })
+    .await?;
     let head = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CONTENT_LENGTH, HeaderValue::from(json.len())),
     ];
-    // The choices, which hold the request's place in the drain's count, go with the body until it is written.
-    let body = futures_util::stream::once(async move {
-        let _choices = choices;
-        Ok::<_, Infallible>(Bytes::from(json))
-    });
-    Ok((head, Body::from_stream(body)).into_response())
+    // The choices, which hold the request's place in the drain's count, live until the bytes are the kernel's.
+    let answer = Bytes::from_owner(Written { json, _choices: choices });
+    Ok((head, Body::from(answer)).into_response())
+}
+
+/// An answer's bytes, with what goes when they are written.
+struct Written {
+    json: Vec<u8>,
+    _choices: Choices,
+}
+
+impl AsRef<[u8]> for Written {
+    fn as_ref(&self) -> &[u8] {
+        &self.json
+    }
 }
 
 /// Streams the deltas as server-sent events. The head is sent with the first delta, so a failure before it still has a
@@ -202,9 +218,11 @@ pub async fn stream(header: Header, mut choices: Choices, keep_alive: Duration) 
         Err(_) => Event::Silence,
     };
     let begun = vec![false; choices.prompt_ids().len()];
-    let state = Streaming { header, choices, begun, first: Some(first), keep_alive, over: false };
-    let body = Body::from_stream(futures_util::stream::unfold(state, |mut state| async move {
-        let bytes = state.next().await?;
+    let quiet_since = Instant::now();
+    let state = Streaming { header, choices, begun, first: Some(first), keep_alive, quiet_since, over: false };
+    let body = Body::from_stream(futures_util::stream::unfold(state, |state| async move {
+        let (bytes, mut state) = state.next().await?;
+        state.quiet_since = Instant::now();
         Some((Ok::<_, Infallible>(Bytes::from(bytes)), state))
     }));
     let head = [
@@ -228,39 +246,44 @@ struct Streaming {
     begun: Vec<bool>,
     first: Option<Event>,
     keep_alive: Duration,
+    /// When the last event was made, whether or not tokens came since.
+    quiet_since: Instant,
     over: bool,
 }
 
 impl Streaming {
     /// Bytes of the next event; none after the last.
-    async fn next(&mut self) -> Option<Vec<u8>> {
+    async fn next(mut self) -> Option<(Vec<u8>, Self)> {
         while !self.over {
+            let left = self.keep_alive.saturating_sub(self.quiet_since.elapsed());
             let event = match self.first.take() {
                 Some(event) => event,
-                None => match tokio::time::timeout(self.keep_alive, self.choices.next()).await {
+                None if left.is_zero() => Event::Silence,
+                None => match tokio::time::timeout(left, self.choices.next()).await {
                     Ok(delta) => Event::Next(delta),
                     Err(_) => Event::Silence,
                 },
             };
             match event {
-                Event::Silence => return Some(b": keep-alive\n\n".to_vec()),
+                Event::Silence => return Some((b": keep-alive\n\n".to_vec(), self)),
                 Event::Next(Some(Ok(delta))) => {
                     // A delta of held-back text says nothing, unless its ids were asked for, or what comes with them.
-                    let has_tokens =
-                        self.header.return_token_ids || !delta.scored.is_empty() || !delta.prompt_scored.is_empty();
+                    let scored = delta.scored_tokens();
+                    let has_tokens = self.header.return_token_ids || scored > 0;
                     if delta.text.is_empty() && delta.finish.is_none() && !has_tokens {
                         continue;
                     }
-                    return Some(self.chunk(&delta));
+                    // Nobody is told of a panic there: the stream ends without [DONE].
+                    return off_reactor(scored > SCORED_INLINE_MAX, move || Ok((self.chunk(&delta), self))).await.ok();
                 }
                 Event::Next(Some(Err(rejection))) => {
                     // No [DONE] after it: truncation is never mistaken for success.
                     self.over = true;
-                    return Some(event_bytes(&rejection.body()));
+                    return Some((event_bytes(&rejection.body()), self));
                 }
                 Event::Next(None) => {
                     self.over = true;
-                    return Some(self.end());
+                    return Some((self.end(), self));
                 }
             }
         }

@@ -9,6 +9,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 use serde_json::error::Category;
 
 use super::chat_fields::ChatFields;
@@ -50,7 +51,7 @@ pub struct CompletionRequest {
     pub sampling: SamplingFields,
     /// For the log only.
     pub user: Option<String>,
-    pub metadata: Option<serde_json::Value>,
+    pub metadata: Option<Value>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +71,10 @@ pub fn parse(body: &[u8], route: Route) -> Result<CompletionRequest, Rejection> 
         (Some(rejection), _) => rejection,
         (None, Category::Data) if context.field.borrow().is_empty() => Rejection::NotAnObject(e.to_string()),
         (None, Category::Data) => Rejection::WrongType { param: context.field.take(), message: e.to_string() },
+        // Valid JSON that no float holds: of a field, like any other value it cannot have.
+        (None, Category::Syntax) if e.to_string().starts_with("number out of range") => {
+            Rejection::WrongType { param: context.field.take(), message: e.to_string() }
+        }
         (None, _) => Rejection::MalformedJson(e.to_string()),
     })?;
     check_stop(&request.stop)?;
@@ -138,7 +143,7 @@ impl<'de> Visitor<'de> for Body<'_> {
             match key.as_str() {
                 "model" => request.model = map.next_value()?,
                 name if is_chat && ChatFields::has(name) => {
-                    let value = map.next_value()?;
+                    let value = map.next_value_seed(Tree { context: self.0, path: Path::Field(name) })?;
                     chat.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
                 "prompt" => request.prompts = map.next_value_seed(Prompts(self.0))?,
@@ -163,10 +168,15 @@ impl<'de> Visitor<'de> for Body<'_> {
                 "user" => request.user = map.next_value()?,
                 "metadata" => {
                     request.metadata =
-                        map.next_value::<Option<serde_json::Map<String, serde_json::Value>>>()?.map(Into::into)
+                        match map.next_value_seed(Tree { context: self.0, path: Path::Field("metadata") })? {
+                            Value::Null => None,
+                            metadata @ Value::Object(_) => Some(metadata),
+                            _ => return Err(de::Error::custom("expected an object")),
+                        }
                 }
                 name if SamplingFields::NAMES.contains(&name) => {
-                    let (sampling, value) = (&mut request.sampling, map.next_value()?);
+                    let value = map.next_value_seed(Tree { context: self.0, path: Path::Field(name) })?;
+                    let sampling = &mut request.sampling;
                     sampling.read(name, value).map_err(|rejection| self.0.refuse(rejection))?;
                 }
                 _ => {
@@ -233,6 +243,97 @@ impl<'de> Deserialize<'de> for Stop {
     }
 }
 
+/// Any value, as a tree: of a key that stands twice in one object the last would win in silence, so it is refused.
+struct Tree<'a> {
+    context: &'a Context,
+    path: Path<'a>,
+}
+
+/// Where in a body a value stands.
+#[derive(Clone, Copy)]
+enum Path<'a> {
+    Field(&'a str),
+    Key(&'a Path<'a>, &'a str),
+    Index(&'a Path<'a>, usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Path::Field(name) => f.write_str(name),
+            Path::Key(parent, key) => write!(f, "{parent}.{key}"),
+            Path::Index(parent, index) => write!(f, "{parent}[{index}]"),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Tree<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Tree<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) =
+            seq.next_element_seed(Tree { context: self.context, path: Path::Index(&self.path, list.len()) })?
+        {
+            list.push(value);
+        }
+        Ok(list.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut object = serde_json::Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let path = Path::Key(&self.path, &key);
+            if object.contains_key(&key) {
+                return Err(self.context.refuse(Rejection::DuplicateField(path.to_string())));
+            }
+            let value = map.next_value_seed(Tree { context: self.context, path })?;
+            object.insert(key, value);
+        }
+        Ok(object.into())
+    }
+}
+
 /// Text, ids, or a list of either.
 struct Prompts<'a>(&'a Context);
 
@@ -273,9 +374,11 @@ impl<'de> Visitor<'de> for Prompts<'_> {
                 return Err(de::Error::custom("token ids and prompts are mixed in one list"));
             }
             if prompts.len() > PROMPTS_PER_REQUEST_MAX {
-                return Err(
-                    context.refuse(Rejection::TooManyPrompts { count: prompts.len(), limit: PROMPTS_PER_REQUEST_MAX })
-                );
+                let mut count = prompts.len();
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                return Err(context.refuse(Rejection::TooManyPrompts { count, limit: PROMPTS_PER_REQUEST_MAX }));
             }
         }
         match (ids.is_empty(), prompts.is_empty()) {

@@ -165,7 +165,7 @@ fn fields_of_the_chat_route_are_served_or_refused_by_name() {
         (r#""prompt":"a""#, "prompt"),
         (r#""echo":true"#, "echo"),
         (r#""max_tokens":0"#, "max_tokens"),
-        (r#""max_completion_tokens":0"#, "max_tokens"),
+        (r#""max_completion_tokens":0"#, "max_completion_tokens"),
         (r#""prompt_logprobs":1"#, "prompt_logprobs"),
         (r#""logprobs":2"#, "logprobs"),
         (r#""top_logprobs":2"#, "top_logprobs"),

@@ -225,6 +225,11 @@ fn unmarked(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
+/// The ids between which a model of this tokenizer thinks, if it has any.
+pub fn thought_ids(tokenizer: &Tokenizer) -> Option<(u32, u32)> {
+    Some((tokenizer.token_to_id("<|channel>")?, tokenizer.token_to_id("<channel|>")?))
+}
+
 /// What lies between `<|channel>` and `<channel|>` is cut out, with the markers.
 fn without_thoughts(text: &str) -> Cow<'_, str> {
     if !text.contains("channel") {

@@ -34,6 +34,21 @@ impl Detokenizer {
         }
     }
 
+    /// Whether `piece` makes it certain that the bytes before it are no character: then U+FFFD stands before its text.
+    pub fn is_broken_by(&self, piece: &Piece) -> bool {
+        if self.pending.is_empty() {
+            return false;
+        }
+        match piece {
+            Piece::Nothing => false,
+            Piece::Text(text) => !text.is_empty(),
+            Piece::Byte(byte) => {
+                let bytes = [&self.pending[..], &[*byte]].concat();
+                std::str::from_utf8(&bytes).is_err_and(|e| e.error_len().is_some())
+            }
+        }
+    }
+
     /// No more pieces: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
         if !self.pending.is_empty() {

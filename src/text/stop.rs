@@ -53,7 +53,12 @@ impl Pattern {
         if byte == self.bytes[self.state] {
             self.state += 1;
         }
-        self.state == self.bytes.len()
+        let whole = self.state == self.bytes.len();
+        if whole {
+            // On to the next one, for text that no match may end.
+            self.state = self.failure[self.state - 1];
+        }
+        whole
     }
 }
 
@@ -69,9 +74,18 @@ impl StopMatcher {
         Self { keeps, ..self }
     }
 
+    /// Adds text in which no match may end; a stop string may begin in it.
+    pub fn pass(&mut self, text: &str, out: &mut String) {
+        self.take(text, out, false);
+    }
+
     /// Adds text, appends to `out` what can be released; true once a stop string has matched. After a match nothing is
     /// released any more.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+        self.take(text, out, true)
+    }
+
+    fn take(&mut self, text: &str, out: &mut String, may_match: bool) -> bool {
         if self.matched {
             return true;
         }
@@ -88,7 +102,7 @@ impl StopMatcher {
                     longest = longest.max(pattern.bytes.len());
                 }
             }
-            if longest > 0 {
+            if longest > 0 && may_match {
                 self.matched = true;
                 let cut = if self.keeps { 0 } else { longest };
                 out.push_str(&self.held[..before + i + 1 - cut]);

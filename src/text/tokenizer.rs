@@ -39,6 +39,8 @@ pub struct Tokenizer {
     plain: tokenizers::Tokenizer,
     special_ids: HashSet<u32>,
     byte_fallback: bool,
+    /// Bytes of text that one token takes at most, where that is known.
+    token_bytes_max: Option<usize>,
 }
 
 impl Tokenizer {
@@ -60,7 +62,13 @@ impl Tokenizer {
             inner.get_added_tokens_decoder().iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         let mut plain = inner.clone();
         plain.set_encode_special_tokens(true);
-        Ok(Self { inner, plain, special_ids, byte_fallback })
+        let token_bytes_max = token_bytes_max(&json, &inner);
+        Ok(Self { inner, plain, special_ids, byte_fallback, token_bytes_max })
+    }
+
+    /// Tokens that `bytes` of text have at least; 0 where the tokenizer does not tell.
+    pub fn tokens_at_least(&self, bytes: usize) -> usize {
+        self.token_bytes_max.map_or(0, |most| bytes / most)
     }
 
     /// Ids of `text`, nothing added.
@@ -146,6 +154,21 @@ impl Tokenizer {
             Err(_) => Piece::Nothing,
         }
     }
+}
+
+/// Bytes of text that one token takes at most: those of the longest spelling. None where text may vanish before it is
+/// tokens (a normalizer other than Gemma's, which writes a longer character for each space; a token that takes the
+/// spaces around it), or where one token stands for many unknown characters.
+fn token_bytes_max(json: &Value, tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
+    let normalizer = &json["normalizer"];
+    let grows = normalizer.is_null()
+        || (normalizer["type"] == "Replace" && normalizer["pattern"]["String"] == " " && normalizer["content"] == "▁");
+    let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+    let strips = added.iter().any(|token| token["lstrip"] == true || token["rstrip"] == true);
+    if !grows || strips || json["model"]["byte_fallback"] != true {
+        return None;
+    }
+    tokenizer.get_vocab(true).keys().map(String::len).max().filter(|&most| most > 0)
 }
 
 /// `<0xHH>`, the spelling of a byte-fallback token.

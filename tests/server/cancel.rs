@@ -65,6 +65,43 @@ async fn a_client_that_leaves_before_the_first_token_ends_its_request() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_behind_bytes_nobody_reads_ends_its_request() {
+    // hyper looks for the end of the connection only where nothing is buffered before it.
+    for more in ["", "\r\n", "GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"] {
+        let server = server(8).await;
+        let mut socket = raw_post(server.client.connect().await, &endless(false)).await;
+        tokio::io::AsyncWriteExt::write_all(&mut socket, more.as_bytes()).await.unwrap();
+        server.until("it runs", || server.engine.steps() > 20).await;
+        let steps = server.engine.steps();
+        drop(socket);
+        server.until_quiet().await;
+        let steps = server.engine.steps() - steps;
+        assert!(steps < 5000, "{more:?}: {steps} steps after the client left");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_its_text_is_tokenised_keeps_its_place_until_that_ends() {
+    // Seconds of tokenising in a build for tests; what bounds that work is not free before it ends.
+    let setup = Setup { max_context: 4 << 20, kv_tokens_max: 4 << 20, ..Setup::flags(&["--max-waiting", "1"]) };
+    let server = setup.start(|_| ids("abc")).await;
+    let text = "a b ".repeat(1 << 20);
+    let mut socket = raw_post(server.client.connect().await, &json!({"prompt": text, "max_tokens": 1})).await;
+    server.until("the body is read and its place taken", || server.app.engine.waiting() == 1).await;
+    tokio::io::AsyncWriteExt::shutdown(&mut socket).await.unwrap();
+    drop(socket);
+    server.until("the request is gone", || server.app.in_flight() == 0).await;
+    let small = json!({"prompt": "x", "max_tokens": 1});
+    let refused = server.client.complete(small.clone()).await;
+    assert_eq!((refused.status, refused.error_code().as_str()), (503, "queue_full"));
+    server.until_quiet().await;
+    assert_eq!(server.client.complete(small).await.status, 200);
+    assert_eq!(server.engine.seen().len(), 1, "the text of the one that left never reached the engine");
+    let metrics = server.client.get("/metrics").await.text();
+    assert!(metrics.contains("gemma4_requests_total{outcome=\"aborted\"}"), "{metrics}");
+}
+
+#[tokio::test]
 async fn leaving_ends_all_prompts_of_the_request_and_no_others() {
     let server = server(8).await;
     let mut neighbour =

@@ -155,6 +155,27 @@ async fn control_tokens_of_an_answer_are_not_in_its_content() {
 }
 
 #[tokio::test]
+async fn a_thought_is_not_part_of_the_answer() {
+    // B05: whether or not it ends, and wherever the model puts it.
+    for (tokens, content) in [
+        ([vec![100], ids("thought\nhm"), vec![101], ids("the cat"), vec![EOS]].concat(), "the cat"),
+        ([ids("the"), vec![100], ids("hm"), vec![101], ids(" cat"), vec![EOS]].concat(), "the cat"),
+        ([vec![100], ids("thought\nhm"), vec![EOS]].concat(), ""),
+    ] {
+        let server = scripted(tokens.clone()).await;
+        let body = json!({"messages": [says("user", "is")], "return_token_ids": true, "stop": ["hm"]});
+        let reply = whole(&server, &body).await;
+        let choice = &reply["choices"][0];
+        assert_eq!((&choice["message"]["content"], &choice["token_ids"]), (&json!(content), &json!(tokens)));
+        assert_eq!(reply["usage"]["completion_tokens"], tokens.len());
+        let pieces = chunks(&server, &body).await;
+        let text: String = pieces.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(text, content);
+        server.until_quiet().await;
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_served_yet_is_refused_before_the_engine_hears_of_it() {
     let server = scripted(vec![EOS]).await;
     let hi = json!([says("user", "is")]);
@@ -165,6 +186,7 @@ async fn what_is_not_served_yet_is_refused_before_the_engine_hears_of_it() {
         ("prompt", json!("a")),
         ("messages", json!([])),
         ("max_tokens", json!(0)),
+        ("max_completion_tokens", json!(0)),
     ] {
         let mut body = json!({"messages": hi});
         body[field] = value;

@@ -1,5 +1,7 @@
 //! What a client sees of `POST /v1/completions`, streamed and gathered, on a scripted engine.
 
+use std::time::Duration;
+
 use crate::support::{BOS, Command, EOS, Server, Setup, ids, tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -134,6 +136,60 @@ async fn stop_strings_match_over_tokens_and_do_not_leak() {
         assert_eq!(reply["choices"][0]["finish_reason"], reason);
         server.until_quiet().await;
     }
+}
+
+#[tokio::test]
+async fn a_stop_token_leaves_no_text_unless_it_is_asked_for() {
+    let last = ids("z")[0];
+    let tokens = [ids("alpha beta"), vec![last]].concat();
+    let server = scripted([tokens.clone(), ids("gamma")].concat()).await;
+    for (include, text) in [(false, server_text(&tokens[..tokens.len() - 1])), (true, "alpha betaz".to_owned())] {
+        let body = json!({
+            "prompt": "x", "max_tokens": 100, "stop_token_ids": [last], "include_stop_str_in_output": include,
+            "return_token_ids": true,
+        });
+        let reply = both(&server, body).await;
+        let choice = &reply["choices"][0];
+        assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(text), &json!("stop")));
+        assert_eq!(choice["token_ids"], json!(tokens), "the token itself is listed");
+    }
+    server.until_quiet().await;
+}
+
+fn server_text(ids: &[u32]) -> String {
+    tokenizer().decode(ids)
+}
+
+#[tokio::test]
+async fn a_stop_string_matches_where_it_ends_behind_min_tokens() {
+    let tokens = ids("alpha beta gamma");
+    let server = scripted([tokens.clone(), vec![EOS]].concat()).await;
+    for n in 0..=tokens.len() {
+        let text = server_text(&tokens[..n]);
+        for stop in ["pha b", "lph", "gam"] {
+            // The definition: the first end of the string behind the text of the first n tokens.
+            let end = (text.len() + 1..=16).find(|&end| "alpha beta gamma"[..end].ends_with(stop));
+            let expected = end.map_or("alpha beta gamma", |end| &"alpha beta gamma"[..end - stop.len()]);
+            let body = json!({"prompt": "x", "max_tokens": 100, "stop": [stop], "min_tokens": n});
+            let reply = both(&server, body).await;
+            assert_eq!(reply["choices"][0]["text"], expected, "{stop:?}, min_tokens {n}");
+        }
+    }
+    server.until_quiet().await;
+}
+
+#[tokio::test]
+async fn silence_is_time_without_bytes_whatever_the_engine_makes() {
+    // Tokens without text, faster than the limit: the client still hears something.
+    let server = Setup::flags(&["--stream-keep-alive", "0.2"]).start(|_| vec![105]).await;
+    server.engine.send(Command::Pace(Duration::from_millis(5)));
+    let body = json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "stream": true});
+    let mut stream = server.client.open(body).await;
+    for _ in 0..3 {
+        assert_eq!(stream.event().await.as_deref(), Some(": keep-alive"));
+    }
+    drop(stream);
+    server.until_quiet().await;
 }
 
 #[tokio::test]

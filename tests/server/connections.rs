@@ -41,6 +41,58 @@ async fn a_busy_connection_is_never_closed_for_a_new_one() {
 }
 
 #[tokio::test]
+async fn one_connection_is_enough_for_one_client_at_a_time() {
+    let server = server(&["--max-connections", "1"]).await;
+    for _ in 0..5 {
+        let socket = server.client.connect().await;
+        // At the cap, and nobody else wants in: it may take its time.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let body = json!({"prompt": "x"}).to_string();
+        let stream = server.client.open_on(socket, "POST", "/v1/completions", &[], body).await;
+        assert_eq!(stream.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_stand_still_keep_no_large_body_out() {
+    let server = server(&["--body-timeout", "3600"]).await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n";
+    let announced = "POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 8000000\r\n\r\n";
+    let mut still = Vec::new();
+    for i in 0..64 {
+        let mut socket = server.client.connect().await;
+        let bytes = if i % 2 == 0 { format!("{head}1\r\n{{\r\n") } else { format!("{announced}{{") };
+        socket.write_all(bytes.as_bytes()).await.unwrap();
+        still.push(socket);
+    }
+    server.until("all are under way", || server.app.in_flight() == 64).await;
+    let large = json!({"prompt": "x", "max_tokens": 1, "user": "u".repeat(200_000)});
+    assert_eq!(server.client.complete(large.clone()).await.status, 200);
+    let mut chunked = server.client.connect().await;
+    let body = large.to_string();
+    let request = format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    chunked.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    let read = tokio::time::timeout(Duration::from_secs(60), chunked.read_exact(&mut answer)).await;
+    assert!(read.is_ok_and(|read| read.is_ok()) && answer.ends_with(b"200"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_body_that_stops_behind_its_share_is_told_its_own_time() {
+    let server = server(&["--body-timeout", "0.5"]).await;
+    let mut socket = server.client.connect().await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 300000\r\n\r\n";
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(&[b' '; 200_000]).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(60), socket.read_to_end(&mut answer)).await;
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("within 0.5 s"), "{answer}");
+    let user = "u".repeat(200_000);
+    assert_eq!(server.client.complete(json!({"prompt": "x", "user": user})).await.status, 200, "its share is free");
+}
+
+#[tokio::test]
 async fn a_head_that_does_not_arrive_ends_its_connection() {
     let server = server(&["--header-timeout", "0.3"]).await;
     let mut silent = server.client.connect().await;

@@ -235,10 +235,39 @@ async fn a_failure_of_one_request_is_its_own() {
     server.until("it runs", || server.engine.running() == 1).await;
     server.engine.send(Command::Fail(Failure::AllMasked { output_index: 0 }));
     let reply = early.await.unwrap();
-    assert_eq!((reply.status, reply.error_code().as_str()), (500, "all_masked"));
+    assert_eq!((reply.status, reply.error_code().as_str()), (400, "all_masked"));
     server.engine.send(Command::Free);
     assert_eq!(client.complete(json!({"prompt": "x"})).await.status, 200);
     server.until_quiet().await;
+}
+
+#[tokio::test]
+async fn a_drain_lets_an_answer_be_written_to_the_end() {
+    // An answer of a megabyte, most of it not yet the kernel's when the signal comes.
+    let setup = Setup { send_buffer_bytes: Some(4096), ..Setup::flags(&["--drain-delay=0", "--drain-timeout=40"]) };
+    let server = setup.start(|_| ids("abc")).await;
+    server.engine.send(Command::TokensPerStep(1000));
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let socket = socket.connect(server.address).await.unwrap();
+    let body = json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "logprobs": 0}).to_string();
+    let mut stream = server.client.open_on(socket, "POST", "/v1/completions", &[], body).await;
+    server.until("all is generated", || server.engine.running() == 0).await;
+    server.signal().await;
+    until_refused(&server).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(server.app.in_flight(), 1, "it counts until it is written");
+    let answer = stream.whole().await;
+    assert!(answer.len() > 1 << 20, "{} bytes", answer.len());
+    assert_eq!(serde_json::from_slice::<Value>(&answer).unwrap()["usage"]["completion_tokens"], 90_000);
+    assert_eq!(server.exit().await, Exit::Drained);
+}
+
+async fn until_refused(server: &Server) {
+    let start = Instant::now();
+    while server.client.complete(json!({"prompt": "x"})).await.status != 503 {
+        assert!(start.elapsed() < Duration::from_secs(30), "never refused");
+    }
 }
 
 #[tokio::test]

@@ -59,6 +59,16 @@ async fn bad_bodies_are_400_with_the_field_and_cost_no_device_work() {
         (r#"{"prompt":"x","prompt_logprobs":-1}"#, "invalid_value", Some("prompt_logprobs")),
         (r#"{"prompt":"x","include_stop_str_in_output":"no"}"#, "invalid_type", Some("include_stop_str_in_output")),
         (r#"{"prompt":"x","dry_multiplier":0.8}"#, "unsupported_field", Some("dry_multiplier")),
+        (r#"{"prompt":"x","temperature":1e400}"#, "invalid_type", Some("temperature")),
+        (r#"{"prompt":"x","logit_bias":{"7":1,"7":-100}}"#, "duplicate_field", Some("logit_bias.7")),
+        (r#"{"prompt":"x","metadata":{"a":[{"b":1,"b":2}]}}"#, "duplicate_field", Some("metadata.a[0].b")),
+        (r#"{"prompt":"x","metadata":[]}"#, "invalid_type", Some("metadata")),
+        (
+            r#"{"prompt":"x","allowed_token_ids":[106,7],"stop_token_ids":[7],"min_tokens":2}"#,
+            "invalid_value",
+            Some("allowed_token_ids"),
+        ),
+        (r#"{"prompt":["x","x","x","x","x","x","x","x","x"],"n":128}"#, "too_many_prompts", Some("n")),
         (r#"{"prompt":"x","stream_options":{"include_usage":true}}"#, "invalid_value", Some("stream_options")),
     ] {
         let reply = server.client.send("POST", "/v1/completions", &[], body).await;
@@ -67,6 +77,33 @@ async fn bad_bodies_are_400_with_the_field_and_cost_no_device_work() {
         assert_eq!(reply.json()["error"]["type"], "invalid_request_error");
     }
     assert_eq!(server.engine.seen().len(), 0, "the engine saw none of them");
+    unharmed(&server).await;
+}
+
+#[tokio::test]
+async fn refusals_of_too_much_say_what_there_is_too_much_of() {
+    let server = server().await;
+    for (body, words) in [
+        (json!({"prompt": vec!["x"; 500]}), "the request has 500 prompts; the limit is 128"),
+        (
+            json!({"prompt": vec!["x"; 9], "n": 128}),
+            "9 prompts of 128 choices each are 1152 requests; --max-waiting is",
+        ),
+        (json!({"prompt": "x".repeat(1 << 20)}), "prompt 0 has 1048576 bytes of text, at least "),
+        (
+            json!({"prompt": "x", "allowed_token_ids": [1, 106], "min_tokens": 3}),
+            "each of the 2 allowed_token_ids ends the answer, and the first 3 tokens must not",
+        ),
+    ] {
+        let reply = server.client.complete(body).await;
+        assert_eq!(reply.status, 400);
+        assert!(message(&reply).contains(words), "{}", message(&reply));
+    }
+    let duplicate = r#"{"messages":[{"role":"user","role":"system","content":"a"}]}"#;
+    let reply = server.client.send("POST", "/v1/chat/completions", &[], duplicate).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (400, "duplicate_field"));
+    assert_eq!(reply.json()["error"]["param"], "messages[0].role");
+    assert!(server.engine.seen().is_empty());
     unharmed(&server).await;
 }
 

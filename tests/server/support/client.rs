@@ -185,6 +185,15 @@ impl Stream {
         }
     }
 
+    /// What is left of the body, to its end.
+    pub async fn whole(&mut self) -> Vec<u8> {
+        let mut body = std::mem::take(&mut self.buffer);
+        while let Some(frame) = tokio::time::timeout(LIMIT, self.response.body_mut().frame()).await.expect("in time") {
+            body.extend(frame.expect("a whole body").into_data().unwrap_or_default());
+        }
+        body
+    }
+
     /// All further data of the stream, `[DONE]` included, without comments.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut all = Vec::new();

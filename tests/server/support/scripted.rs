@@ -221,7 +221,8 @@ impl Engine {
                     ticket.publish_logprobs(logprobs_of(token, count));
                 }
                 ticket.publish(token);
-                let stop = [1, 50, 106].contains(&token) && !ticket.request.ignore_eos;
+                let is_eos = [1, 50, 106].contains(&token) && !ticket.request.ignore_eos;
+                let stop = is_eos || ticket.request.stop_token_ids.contains(&token);
                 let length = i + 1 == ticket.request.max_tokens as usize;
                 if stop {
                     ticket.finish(Terminal::Stop);
