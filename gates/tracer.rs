@@ -29,16 +29,18 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use common::Gate;
+use futures_util::FutureExt;
 use gemma4_serve::alloc::{CountingAllocator, allocations};
 use gemma4_serve::device::soft::SoftImage;
 use gemma4_serve::device::{DeviceChoice, DeviceKind, soft};
 use gemma4_serve::engine::Switches;
+use gemma4_serve::engine::handle::EngineState;
 use gemma4_serve::engine::start::load_device;
 use gemma4_serve::images::TRACER_KERNELS;
 use gemma4_serve::model::checkpoint::Checkpoint;
 use gemma4_serve::model::kernels::{G4Slot, KernelImage};
 use gemma4_serve::model::plan::PlanOptions;
-use gemma4_serve::request::GenerateRequest;
+use gemma4_serve::request::{Failure, GenerateRequest, Terminal};
 use gemma4_serve::sampling::SamplingParams;
 use gemma4_serve::slots::Waited;
 use oracle::Oracle;
@@ -91,6 +93,8 @@ fn main() {
     a_long_output_costs_a_step_no_more(&mut gate, &world);
     a_wait_parks_past_its_bound(&mut gate, &world);
     a_torn_slot_upload_stops_the_engine(&mut gate, &world);
+    a_row_index_of_other_slots_stops_the_engine(&mut gate, &world);
+    a_panic_of_the_engine_thread_ends_every_request(&mut gate, &world);
     the_device_counter_wraps_under_way(&mut gate, &world);
     for (name, options, scenario) in SCENARIOS {
         named(&mut gate, &world, name, options, *scenario);
@@ -410,6 +414,68 @@ fn a_torn_slot_upload_stops_the_engine(gate: &mut Gate, world: &World) {
         let differs = now.generation != before.generation;
         gate.fact(rig.dead && good && differs, &format!("a torn slot, pipeline {pipeline}: {}", rig.wrong.join("; ")));
     }
+}
+
+/// Two sequences of fresh slots, whose rows change places on the device: the first record of the other's stops the
+/// engine, before its token is anybody's.
+fn a_row_index_of_other_slots_stops_the_engine(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 2, max_context: Some(128), prefill_chunk: 32, ..PlanOptions::default() };
+    for pipeline in [true, false] {
+        let switches = Switches { pipeline, ..Switches::default() };
+        label("rows that change places", true, switches, 0);
+        let mut rig = Rig::new(world, &options, true, switches);
+        let ids = [9, 11].map(|length| {
+            rig.submit(GenerateRequest {
+                prompt: prompt(&mut Random(length), length as usize),
+                max_tokens: 40,
+                ignore_eos: true,
+                stop_token_ids: Vec::new(),
+                sampling: Default::default(),
+            })
+        });
+        while ids.iter().any(|&id| rig.count(id) < 3) && rig.step() {}
+        rig.serve.engine.runner().set_rows(&[1, 0]).expect("a write");
+        let tokens = ids.map(|id| rig.count(id));
+        rig.steps(3);
+        // What was launched before is good, and nothing after it came.
+        let more = (0..2).map(|i| rig.count(ids[i]) - tokens[i]).max();
+        let told = rig.wrong.len() == 1 && rig.wrong[0].contains("wrong state");
+        gate.fact(
+            rig.dead && told && more <= Some(1),
+            &format!("rows that change places, pipeline {pipeline}: {}", rig.wrong.join("; ")),
+        );
+    }
+}
+
+/// Requests that run and wait when the engine thread panics, with a step in flight: each gets its terminal, the door says
+/// why, and the device is left alone.
+fn a_panic_of_the_engine_thread_ends_every_request(gate: &mut Gate, world: &World) {
+    let options = PlanOptions { max_running: 2, max_context: Some(128), prefill_chunk: 32, ..PlanOptions::default() };
+    label("a panic", true, Switches::default(), 0);
+    let Rig { serve, .. } = Rig::new(world, &options, true, Switches::default());
+    let Serve { engine, handle, .. } = serve;
+    // The door never lets a request for no tokens in: its first one has no place in the ring.
+    let submit = |max_tokens| {
+        let request = GenerateRequest {
+            prompt: vec![2, 5, 9],
+            max_tokens,
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+            sampling: Default::default(),
+        };
+        handle.reserve(1).expect("a place").remove(0).submit(request).expect("a stream")
+    };
+    let mut streams = [40, 0, 40].map(submit);
+    println!("     the panic that follows is part of the check");
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|info| println!("     {info}")));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run())).is_err();
+    std::panic::set_hook(before);
+    let dead = matches!(handle.state(), EngineState::Dead(why) if why.contains("panicked: "));
+    gate.fact(panicked && dead, "a panic of the engine thread: it goes on, and the door says what it said");
+    let ends = streams.each_mut().map(|stream| stream.next().now_or_never().and_then(|update| update.terminal));
+    let failed = ends.iter().all(|end| matches!(end, Some(Terminal::Failed(Failure::Engine(_)))));
+    gate.fact(failed, &format!("a panic of the engine thread: one terminal each, {ends:?}"));
 }
 
 /// The device counts steps in 32 bits; requests live through the wrap of its sign and of the counter itself.

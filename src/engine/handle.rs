@@ -63,6 +63,8 @@ pub struct Ticket {
     cancel: AtomicU8,
     waiting: AtomicBool,
     ready: Notify,
+    /// Tokens of which the stream has been told. The dispatcher's own.
+    told: AtomicU32,
     shared: Arc<Shared>,
 }
 
@@ -110,6 +112,18 @@ impl Ticket {
     #[inline]
     pub fn is_finished(&self) -> bool {
         self.terminal.get().is_some()
+    }
+
+    /// Dispatcher's side: wakes the stream if there is something new for it; true when that was the end. Whether it was
+    /// is read before the stream is woken: an end that comes behind the look finds the ticket still among the live.
+    fn tell(&self) -> bool {
+        let over = self.is_finished();
+        let published = self.published();
+        if over || self.told.swap(published, Ordering::Relaxed) != published {
+            // Stores a permit, so a stream that is not waiting at this moment still sees it.
+            self.ready.notify_one();
+        }
+        over
     }
 
     /// Async side: asks the engine to end the request at the next step boundary. The first reason stays.
@@ -298,11 +312,7 @@ impl EngineHandle {
     pub async fn dispatch(self) {
         loop {
             self.shared.step.notified().await;
-            self.shared.live.lock().retain(|ticket| {
-                // notify_one stores a permit, so a stream that is not waiting at this moment still sees it.
-                ticket.ready.notify_one();
-                !ticket.is_finished()
-            });
+            self.shared.live.lock().retain(|ticket| !ticket.tell());
         }
     }
 }
@@ -320,7 +330,8 @@ impl Reservation {
         let ticket = Arc::new(Ticket {
             id: RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed)),
             submitted: Instant::now(),
-            tokens: (0..request.max_tokens).map(|_| AtomicU32::new(0)).collect(),
+            // Memory that nobody has touched: a queue of long requests costs what they generate.
+            tokens: bytemuck::zeroed_slice_box(request.max_tokens as usize),
             logprobs: request.sampling.logprobs.or(request.sampling.prompt_logprobs).map(|_| unbounded()),
             request,
             published: AtomicU32::new(0),
@@ -328,6 +339,7 @@ impl Reservation {
             cancel: AtomicU8::new(0),
             waiting: AtomicBool::new(true),
             ready: Notify::new(),
+            told: AtomicU32::new(0),
             shared: shared.clone(),
         });
         shared.live.lock().push(ticket.clone());
@@ -507,5 +519,40 @@ impl Drop for EngineDoor {
                 ticket.ready.notify_one();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn request(max_tokens: u32) -> GenerateRequest {
+        let (prompt, stop_token_ids) = (vec![2], Vec::new());
+        GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids, sampling: Default::default() }
+    }
+
+    #[test]
+    fn a_step_wakes_whom_it_gave_something_and_nobody_else() {
+        let (handle, door) = door(8);
+        door.ready();
+        let places = handle.reserve(2).unwrap();
+        let _streams: Vec<_> = places.into_iter().map(|place| place.submit(request(4)).unwrap()).collect();
+        let tickets = [door.try_next().unwrap(), door.try_next().unwrap()];
+        let step = || {
+            door.step_done();
+            assert!(handle.clone().dispatch().now_or_never().is_none(), "it serves for ever");
+            [0, 1].map(|i| tickets[i].ready.notified().now_or_never().is_some())
+        };
+        tickets[0].publish(7);
+        assert_eq!(step(), [true, false]);
+        assert_eq!(step(), [false, false]);
+        tickets[0].publish(8);
+        tickets[1].finish(Terminal::Length);
+        assert_eq!((handle.live(), step(), handle.live()), (1, [true, true], 1));
+        assert_eq!(handle.shared.live.lock().len(), 1, "who has ended is told once and forgotten");
+        tickets[0].finish(Terminal::Length);
+        assert_eq!((step(), handle.shared.live.lock().len()), ([true, false], 0));
     }
 }

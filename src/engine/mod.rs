@@ -11,7 +11,9 @@ pub mod runner;
 mod settle;
 pub mod start;
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,8 +89,10 @@ pub struct Engine {
     waiting: HashMap<RequestId, Arc<Ticket>>,
     /// By slot.
     running: Vec<Option<Running>>,
-    /// By slot, raised at each admission to it; every record carries it.
+    /// By slot, of the sequence that has it; every record carries it. No two admissions to any slots share one, so a
+    /// record that comes from another row's slot is told, too. 0 is padding's.
     generations: Vec<u32>,
+    last_generation: u32,
     eos_ids: Vec<u32>,
     switches: Switches,
     in_flight: VecDeque<Flight>,
@@ -130,6 +134,7 @@ impl Engine {
         Engine {
             scheduler: Scheduler::new(geometry.max_running, geometry.chunk_tokens, geometry.kv_shape()),
             generations: vec![0; geometry.max_running],
+            last_generation: 0,
             eos_ids: runner.forward.config.eos_ids.clone(),
             waiting: HashMap::new(),
             running: (0..geometry.max_running).map(|_| None).collect(),
@@ -157,18 +162,20 @@ impl Engine {
     }
 
     /// Serves until told to stop with nothing in flight, or until something fails. After a failure the device is not
-    /// touched again: not even to give memory back.
+    /// touched again: not even to give memory back, which would wait for the step in flight before anybody is told. A
+    /// panic is such a failure.
     pub fn run(mut self) -> Result<(), EngineError> {
-        match self.serve() {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let report = soft::last_report();
-                tracing::error!(%error, report, "the engine stops");
-                self.door.die(&error.to_string());
-                std::mem::forget(self.runner);
-                Err(error)
-            }
-        }
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let why = match &served {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("the engine thread panicked: {}", panic_text(panic.as_ref())),
+        };
+        let report = soft::last_report();
+        tracing::error!(error = why, report, "the engine stops");
+        self.door.die(&why);
+        std::mem::forget(self.runner);
+        served.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     fn serve(&mut self) -> Result<(), EngineError> {
@@ -290,8 +297,9 @@ impl Engine {
             let (id, slot) = (admission.id, admission.slot.index());
             let ticket = self.waiting.remove(&id).expect("an admitted sequence waited");
             ticket.leave_waiting();
-            // A wrap would take 2^32 requests through one slot, and two of them in flight at once.
-            self.generations[slot] = self.generations[slot].wrapping_add(1);
+            // A wrap takes 2^32 requests: one that runs until then has left no record of its number behind.
+            self.last_generation = self.last_generation.wrapping_add(1).max(1);
+            self.generations[slot] = self.last_generation;
             let tokens_max = ticket.request.max_tokens;
             let stops = StopFilter::new(&ticket.request, &self.eos_ids);
             let running = Running { id, ticket, stops, tokens_launched: 0, tokens_max };
@@ -446,6 +454,12 @@ impl Engine {
         let free = [Family::Sliding, Family::Global].map(|family| kv.pool(family).free_count());
         self.counters.gauges(self.running.iter().flatten().count(), free);
     }
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("without a word")
 }
 
 /// The slot's state when its prompt is in the cache: the sampler of that step gives the first token.

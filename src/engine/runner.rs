@@ -203,6 +203,11 @@ impl Runner {
         self.tables.set_slot(&self.stream, slot, state)
     }
 
+    /// Overwrites the row index that the device has; tests of records that come from another slot.
+    pub fn set_rows(&self, slots: &[i32]) -> Result<(), DriverError> {
+        self.stream.upload(self.tables.row_slot().slice(0..slots.len()), slots)
+    }
+
     /// Launches one chunk. With `last` the step has one row to collect, whose owner is the one of `rows`; otherwise
     /// none.
     pub fn launch_prompt(
