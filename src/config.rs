@@ -141,6 +141,10 @@ pub struct ServeFlags {
     /// A prompt chunk of a large model on the software device takes minutes: raise it there.
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 86_400.0))]
     step_timeout: Duration,
+    /// Seconds that loading may go without progress (a tensor placed, a phase ended) before the process exits with code 1,
+    /// 0.1 to 86400.
+    #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = seconds(0.1, 86_400.0))]
+    load_timeout: Duration,
     /// Seconds without a step, with work in flight, after which readiness is 503, 0.1 to 3600.
     #[arg(long, default_value = "10", value_name = "SECONDS", value_parser = seconds(0.1, 3600.0))]
     stall_timeout: Duration,
@@ -216,6 +220,7 @@ pub struct Config {
     pub write_timeout: Duration,
     pub stream_keep_alive: Duration,
     pub step_timeout: Duration,
+    pub load_timeout: Duration,
     pub stall_timeout: Duration,
     pub log: String,
 }
@@ -286,6 +291,7 @@ impl Config {
             write_timeout: flags.write_timeout,
             stream_keep_alive: flags.stream_keep_alive,
             step_timeout: flags.step_timeout,
+            load_timeout: flags.load_timeout,
             stall_timeout: flags.stall_timeout,
             log: flags.log,
         })
@@ -326,6 +332,7 @@ impl Config {
             ("write-timeout", s(self.write_timeout)),
             ("stream-keep-alive", s(self.stream_keep_alive)),
             ("step-timeout", s(self.step_timeout)),
+            ("load-timeout", s(self.load_timeout)),
             ("stall-timeout", s(self.stall_timeout)),
         ];
         rows.iter().map(|(name, value)| format!("  {name:<18} {value}\n")).collect()

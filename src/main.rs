@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
@@ -13,7 +15,7 @@ use gemma4_serve::engine::start::start_engine;
 use gemma4_serve::limits::OTHER_DESCRIPTORS;
 use gemma4_serve::score::ScoreError;
 use gemma4_serve::server::{self, App, EngineEnd, Exit};
-use gemma4_serve::{bench, bench_step, inspect, score, trace};
+use gemma4_serve::{bench, bench_step, device, inspect, score, trace};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
@@ -68,14 +70,20 @@ fn serve(config: Config) -> Exit {
         Ok(runtime) => runtime,
         Err(e) => return refused(&format!("the async runtime cannot start: {e}")),
     };
-    let exit = runtime.block_on(serve_async(config));
+    let returned = Arc::new(AtomicBool::new(true));
+    let exit = runtime.block_on(serve_async(config, returned.clone()));
     log.flush(Duration::from_millis(200));
-    // The engine thread may still be loading, or stuck in a driver call: the process does not wait for it.
+    // The engine thread may still be loading, or stuck in a driver call: the process does not wait for it, nor for what
+    // the driver wants to do at the end of a process in order.
+    if !returned.load(Ordering::Acquire) {
+        device::leave(exit as u8);
+    }
     runtime.shutdown_background();
     exit
 }
 
-async fn serve_async(config: Config) -> Exit {
+/// `returned` is set when the engine thread has ended in order, or has found a reason not to start.
+async fn serve_async(config: Config, returned: Arc<AtomicBool>) -> Exit {
     let address = format!("{}:{}", config.host, config.port);
     let listener = match server::bind(&config.host, config.port).await {
         Ok(listener) => listener,
@@ -86,16 +94,17 @@ async fn serve_async(config: Config) -> Exit {
         Ok(signals) => signals,
         Err(e) => return refused(&format!("signals cannot be caught: {e}")),
     };
+    // From here on there may be an engine.
+    returned.store(false, Ordering::Release);
     let bound = listener.local_addr().map_or(address, |bound| bound.to_string());
     let (version, page) = (env!("CARGO_PKG_VERSION"), config.page());
-    // A closed stdout is no reason not to serve.
-    let _ = write!(
-        std::io::stdout(),
+    let page = format!(
         "gemma4-serve {version}\n{page}listening on http://{bound} (ready when the model is loaded: /health/ready)\n"
     );
+    trace::say(std::io::stdout(), page);
     let (engine, door) = handle::door(config.max_waiting);
     let app = App::new(config.clone(), engine);
-    let engine = spawn_engine(config, door, app.clone());
+    let engine = spawn_engine(config, door, app.clone(), returned);
     server::run(listener, app, signals, engine).await
 }
 
@@ -103,17 +112,25 @@ async fn serve_async(config: Config) -> Exit {
 fn spawn_engine(
     config: Config,
     door: EngineDoor,
-    app: std::sync::Arc<App>,
+    app: Arc<App>,
+    returned: Arc<AtomicBool>,
 ) -> impl Future<Output = EngineEnd> + Send + 'static {
     let (ended, end) = oneshot::channel();
     let work = move || match start_engine(&config, door, |model| app.set_model(model)) {
         Err(e) => {
             // On stderr whatever the log filter says: it is the only trace of why there is no server.
-            eprintln!("error: {e}");
-            if e.is_device_failure() { EngineEnd::Failed(e.to_string()) } else { EngineEnd::Refused(e.to_string()) }
+            trace::say(std::io::stderr(), format!("error: {e}\n"));
+            if e.is_device_failure() {
+                return EngineEnd::Failed(e.to_string());
+            }
+            returned.store(true, Ordering::Release);
+            EngineEnd::Refused(e.to_string())
         }
         Ok(thread) => match thread.join() {
-            Ok(Ok(())) => EngineEnd::Stopped,
+            Ok(Ok(())) => {
+                returned.store(true, Ordering::Release);
+                EngineEnd::Stopped
+            }
             Ok(Err(failure)) => EngineEnd::Failed(failure.to_string()),
             Err(_) => EngineEnd::Failed("the engine thread panicked".into()),
         },
@@ -171,11 +188,11 @@ fn bench_failed(e: &BenchError) -> Exit {
 }
 
 fn failed(reason: &str) -> Exit {
-    eprintln!("error: {reason}");
+    trace::say(std::io::stderr(), format!("error: {reason}\n"));
     Exit::Failed
 }
 
 fn refused(reason: &str) -> Exit {
-    eprintln!("error: {reason}");
+    trace::say(std::io::stderr(), format!("error: {reason}\n"));
     Exit::Refused
 }

@@ -30,6 +30,23 @@ impl Guard {
     }
 }
 
+/// How long a line that must be said may take to be taken.
+const SAY_WAIT: Duration = Duration::from_millis(500);
+
+/// Writes what must be said whatever the log's filter says, such as why there is no server, from a thread of its own: a
+/// sink that takes nothing (a full pipe) must not keep the process from its exit, nor the engine from its start.
+pub fn say(mut sink: impl Write + Send + 'static, text: String) {
+    let (said, is_said) = bounded::<()>(1);
+    let thread = std::thread::Builder::new().name("say".into()).spawn(move || {
+        // A closed sink is no reason for anything.
+        let _ = sink.write_all(text.as_bytes()).and_then(|()| sink.flush());
+        drop(said);
+    });
+    if thread.is_ok() {
+        let _ = is_said.recv_timeout(SAY_WAIT);
+    }
+}
+
 /// Starts logging to stderr with `filter` (checked when the flags were parsed).
 pub fn init(filter: &str) -> Guard {
     let (writer, guard) = lossy(io::stderr());

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unistd.h>
 
 #include "control.h"
 #include "counters.h"
@@ -64,6 +65,12 @@ struct Faults {
     from_environment("GEMMA4_SOFT_FAIL_LAUNCH", launch, CUDA_ERROR_ILLEGAL_ADDRESS);
     armed_from_environment("GEMMA4_SOFT_ARMED_FAIL_CALL", armed_call, CUDA_ERROR_UNKNOWN);
     armed_from_environment("GEMMA4_SOFT_ARMED_FAIL_LAUNCH", armed_launch, CUDA_ERROR_ILLEGAL_ADDRESS);
+    // The exit handlers of a driver, behind a kernel that never ends.
+    const char* waits = std::getenv("GEMMA4_SOFT_EXIT_WAITS");
+    if (waits && *waits && *waits != '0')
+      std::atexit([] {
+        for (;;) pause();
+      });
     const char* stall = std::getenv("GEMMA4_SOFT_STALL");
     if (stall && *stall && *stall != '0') any_stall = stall_all = true;
   }

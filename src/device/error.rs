@@ -16,6 +16,10 @@ impl DriverError {
         format!("{:?}", self.code)
     }
 
+    pub fn is_not_found(&self) -> bool {
+        self.code == sys::CUresult::CUDA_ERROR_NOT_FOUND
+    }
+
     pub fn is_out_of_memory(&self) -> bool {
         self.code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }

@@ -74,6 +74,8 @@ impl DeviceKind {
 pub enum LoadError {
     #[error("--device {choice}: no CUDA driver with a device was found ({why})")]
     NoDriver { choice: DeviceChoice, why: String },
+    #[error("--device {choice}: a CUDA driver is here and does not work ({why}); --device soft serves without it")]
+    Broken { choice: DeviceChoice, why: String },
     #[error(
         "--device {choice}: a CUDA GPU is here, but this build has no GPU kernels (nvcc was not found when it was \
              built); build with CUDA_HOME set, or use --device soft"
@@ -101,8 +103,9 @@ pub fn load_driver(choice: DeviceChoice, has_gpu_kernels: bool) -> Result<Device
     }
     let kind = match (choice, probe_gpu()) {
         (DeviceChoice::Soft, _) => DeviceKind::Soft,
-        (DeviceChoice::Cuda(_), Err(why)) => return Err(LoadError::NoDriver { choice, why }),
-        (DeviceChoice::Auto, Err(why)) => {
+        (_, Err(NoGpu::Broken(why))) => return Err(LoadError::Broken { choice, why }),
+        (DeviceChoice::Cuda(_), Err(NoGpu::Absent(why))) => return Err(LoadError::NoDriver { choice, why }),
+        (DeviceChoice::Auto, Err(NoGpu::Absent(why))) => {
             tracing::warn!("no CUDA driver with a device ({why}); serving on the software device, which is slow");
             DeviceKind::Soft
         }
@@ -116,24 +119,42 @@ pub fn load_driver(choice: DeviceChoice, has_gpu_kernels: bool) -> Result<Device
     Ok(*LOADED.get_or_init(|| kind))
 }
 
+/// Why there is no GPU to use.
+enum NoGpu {
+    /// No driver, or one without a device: this machine has none.
+    Absent(String),
+    /// A driver that fails. To serve from the CPU in its place, in silence, would be the wrong answer.
+    Broken(String),
+}
+
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: c_int = 100;
+
 /// Looks for a driver with at least one device, without touching cudarc.
-fn probe_gpu() -> Result<(), String> {
+fn probe_gpu() -> Result<(), NoGpu> {
+    let absent = |e: libloading::Error| NoGpu::Absent(e.to_string());
+    let failed = |call: &str, code: c_int| {
+        let why = format!("{call} returned {code}");
+        if code == NO_DEVICE { NoGpu::Absent(why) } else { NoGpu::Broken(why) }
+    };
     // SAFETY: the CUDA driver library has no initialiser with preconditions.
-    let library = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|e| e.to_string())?;
+    let library = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(absent)?;
     // SAFETY: the symbols have these C signatures in every driver since CUDA 2; out-pointer to a local.
     unsafe {
-        let init: libloading::Symbol<unsafe extern "C" fn(u32) -> c_int> =
-            library.get(b"cuInit\0").map_err(|e| e.to_string())?;
+        let init: libloading::Symbol<unsafe extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").map_err(absent)?;
         let count: libloading::Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
-            library.get(b"cuDeviceGetCount\0").map_err(|e| e.to_string())?;
+            library.get(b"cuDeviceGetCount\0").map_err(absent)?;
         let code = init(0);
         if code != 0 {
-            return Err(format!("cuInit returned {code}"));
+            return Err(failed("cuInit", code));
         }
         let mut devices = 0;
         let code = count(&mut devices);
-        if code != 0 || devices < 1 {
-            return Err(format!("cuDeviceGetCount returned {code}, {devices} devices"));
+        if code != 0 {
+            return Err(failed("cuDeviceGetCount", code));
+        }
+        if devices < 1 {
+            return Err(NoGpu::Absent("the driver has no device".into()));
         }
     }
     // The driver stays loaded: unloading it is not supported.

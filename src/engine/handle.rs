@@ -297,6 +297,12 @@ impl EngineHandle {
         Some(oldest.elapsed().min(self.shared.epoch.elapsed().saturating_sub(beat)))
     }
 
+    /// How long the start has shown no progress; none once it is over.
+    pub fn loading_stalled_for(&self) -> Option<Duration> {
+        let beat = Duration::from_millis(self.shared.beat_ms.load(Ordering::Acquire));
+        (self.state() == EngineState::Loading).then(|| self.shared.epoch.elapsed().saturating_sub(beat))
+    }
+
     /// Asks the engine thread to return once nothing is in flight.
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Release);
@@ -452,6 +458,11 @@ impl Drop for TokenStream {
 }
 
 impl EngineDoor {
+    /// A phase of the start is done, or a tensor placed.
+    pub fn loading_goes_on(&self) {
+        self.shared.beat();
+    }
+
     /// The engine is ready to serve.
     pub fn ready(&self) {
         let _ = self.shared.state.compare_exchange(LOADING, READY, Ordering::AcqRel, Ordering::Acquire);

@@ -3,7 +3,6 @@
 //! Everything happens on the engine thread, since the device's context is bound to it; the caller waits for the word
 //! that it is ready or why it is not.
 
-use std::io::Write;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,6 +25,7 @@ use crate::sampling::SamplingParams;
 use crate::scheduler::buckets;
 use crate::server::ServedModel;
 use crate::text::{ChatTemplate, Tokenizer};
+use crate::trace;
 
 /// Why the server refuses to start. `Display` names the knob, file or tensor.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,12 @@ pub enum StartError {
     Plan(#[from] PlanError),
     #[error(transparent)]
     Kernels(#[from] KernelError),
+    #[error(
+        "the device has no memory left ({call}), though the plan needs {planned} of the {free} bytes that were free: its \
+         own granules, graphs or another process took the rest; lower --kv-pages, --max-context, --max-running or \
+         --prefill-chunk"
+    )]
+    OutOfMemory { call: &'static str, planned: u64, free: u64 },
     #[error("while starting: {0}")]
     Driver(#[from] DriverError),
     #[error("the engine thread could not be started: {0}")]
@@ -69,7 +75,7 @@ pub fn start_engine(
     let config = config.clone();
     let switches = Switches { pipeline: config.pipeline, fingerprint: config.fingerprint, tail: config.tail };
     metrics::set_scrape_hook(publish_soft_counters);
-    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || match load(&config) {
+    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || match load(&config, &door) {
         Ok((runner, model)) => {
             let _ = ready.send(Ok(model));
             // The model is set before the door opens, so that no request meets an open door without one.
@@ -111,17 +117,41 @@ pub fn build_runner(
     let kernels = Kernels::load(&context, image)?;
     let (free_bytes, _) = context.memory()?;
     let plan = MemoryPlan::resolve(&checkpoint.config, options, checkpoint.head().is_some(), free_bytes as u64)?;
+    let runner = place(context, stream, kernels, checkpoint, &plan, spin, progress);
+    Ok((runner.map_err(|e| not_placed(&plan, e))?, plan))
+}
+
+/// Weights and buffers of a plan.
+fn place(
+    context: Context,
+    stream: Stream,
+    kernels: Kernels,
+    checkpoint: &Checkpoint,
+    plan: &MemoryPlan,
+    spin: Duration,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Runner, StartError> {
     let geometry = plan.geometry.clone();
     let total = checkpoint.weight_bytes();
     let mut report = |done: usize| progress(done as u64, total);
     let weights = Weights::load(&context, &stream, &kernels, checkpoint, &geometry, &mut report)?;
     let forward = Forward::new(&context, &stream, checkpoint.config.clone(), geometry, kernels, weights)?;
-    Ok((Runner::new(context, stream, forward, spin)?, plan))
+    Ok(Runner::new(context, stream, forward, spin)?)
 }
 
-/// Everything before the first request.
-fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
-    let mut phases = Phases::start();
+/// A failure to place what is planned: where the device has no memory left after all, the refusal says the numbers.
+fn not_placed(plan: &MemoryPlan, error: impl Into<StartError>) -> StartError {
+    match error.into() {
+        StartError::Driver(e) if e.is_out_of_memory() => {
+            StartError::OutOfMemory { call: e.call, planned: plan.total_bytes, free: plan.free_bytes }
+        }
+        error => error,
+    }
+}
+
+/// Everything before the first request. The door hears of every phase and tensor, for the watchdog.
+fn load(config: &Config, door: &EngineDoor) -> Result<(Runner, ServedModel), StartError> {
+    let mut phases = Phases::start(door);
     let kind = load_device(config.device)?;
     ::metrics::gauge!(metrics::DEVICE_INFO, "kind" => kind.label()).set(1.0);
     let checkpoint = config.model.open()?;
@@ -144,6 +174,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         &options,
         config.spin.unwrap_or(default_spin(kind)),
         &mut |done, total| {
+            door.loading_goes_on();
             bar.set_length(total);
             bar.set_position(done);
         },
@@ -153,21 +184,23 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
     if !config.tail {
         runner.without_tail();
     }
-    runner.warm_up()?;
+    runner.warm_up().map_err(|e| not_placed(&plan, e))?;
     phases.done("first launch of every kernel");
     if config.graphs {
         let bar = progress_bar("capturing", "{pos}/{len} buckets");
         bar.set_length(buckets(config.max_running).len() as u64);
-        runner.capture(|_| bar.inc(1))?;
+        let captured = runner.capture(|_| {
+            door.loading_goes_on();
+            bar.inc(1)
+        });
+        captured.map_err(|e| not_placed(&plan, e))?;
         bar.finish_and_clear();
         phases.done("capture");
     }
     // From here on the software device refuses to allocate, load or capture.
     soft::arm(true);
     let info = runner.context.info().clone();
-    // A closed stdout is no reason not to serve.
-    let _ = write!(
-        std::io::stdout(),
+    let page = format!(
         "device {} ({}), compute {}.{}, {} multiprocessors, driver {}\n{plan}\n\
          eos ids {:?}, bos id {}, {} graph nodes\n{}",
         info.name,
@@ -181,6 +214,7 @@ fn load(config: &Config) -> Result<(Runner, ServedModel), StartError> {
         runner.graph_nodes(),
         phases.page(),
     );
+    trace::say(std::io::stdout(), page);
     let model = served_model(config, &checkpoint, &runner, tokenizer, chat_template);
     Ok((runner, model))
 }
@@ -255,18 +289,20 @@ fn progress_bar(what: &'static str, counts: &str) -> ProgressBar {
 }
 
 /// How long each phase of the start took.
-struct Phases {
+struct Phases<'a> {
+    door: &'a EngineDoor,
     since: Instant,
     done: Vec<(&'static str, Duration)>,
 }
 
-impl Phases {
-    fn start() -> Self {
-        Phases { since: Instant::now(), done: Vec::new() }
+impl<'a> Phases<'a> {
+    fn start(door: &'a EngineDoor) -> Self {
+        Phases { door, since: Instant::now(), done: Vec::new() }
     }
 
     fn done(&mut self, name: &'static str) {
         let now = Instant::now();
+        self.door.loading_goes_on();
         self.done.push((name, now - self.since));
         self.since = now;
     }

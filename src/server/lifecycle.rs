@@ -78,13 +78,17 @@ pub async fn run(
     exit
 }
 
-/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`: the engine thread is
-/// then stuck in a driver call and will not say anything itself.
+/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`, or that the start has made
+/// no progress within `--load-timeout`: the engine thread is then stuck in a driver call and will not say anything itself.
 async fn watched(app: Arc<App>, engine: impl Future<Output = EngineEnd>) -> EngineEnd {
-    let limit = app.config.step_timeout;
+    let (limit, load_limit) = (app.config.step_timeout, app.config.load_timeout);
     let stuck = async {
         loop {
             tokio::time::sleep(WATCHDOG_INTERVAL.min(limit)).await;
+            if app.engine.loading_stalled_for().is_some_and(|stalled| stalled >= load_limit) {
+                let seconds = load_limit.as_secs_f64();
+                return EngineEnd::Failed(format!("loading made no progress for {seconds} s (--load-timeout)"));
+            }
             if app.engine.stalled_for().is_some_and(|stalled| stalled >= limit) {
                 return EngineEnd::Failed(format!("no step ended for {} s (--step-timeout)", limit.as_secs_f64()));
             }
@@ -172,9 +176,10 @@ impl Lifecycle<'_> {
                 Exit::Failed
             }
             Ok(_) => Exit::Drained,
+            // Every request has its terminal, but the device has not done what it was asked: nobody should read success.
             Err(_) => {
-                tracing::warn!("the engine thread did not return within {} s", ENGINE_STOP_WAIT.as_secs());
-                Exit::Drained
+                tracing::error!("the engine thread did not return within {} s", ENGINE_STOP_WAIT.as_secs());
+                Exit::Failed
             }
         }
     }

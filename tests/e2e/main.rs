@@ -2,6 +2,7 @@
 
 mod bench;
 mod clients;
+mod exits;
 #[path = "../support/folder.rs"]
 mod folder;
 mod inspect;

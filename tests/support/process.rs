@@ -60,6 +60,17 @@ impl Setup {
         self
     }
 
+    pub fn env(mut self, name: &str, value: &Path) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Starts it with a stderr that nobody reads, and hands out the child alone.
+    pub fn spawn_unread(mut self, stderr: Stdio) -> Child {
+        self.command.stdout(Stdio::null()).stderr(stderr);
+        self.command.spawn().expect("the binary starts")
+    }
+
     pub fn spawn(mut self) -> Process {
         let mut child = self.command.spawn().expect("the binary starts");
         let stdout = Pipe::read(child.stdout.take().expect("a pipe"));

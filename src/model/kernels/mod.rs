@@ -167,9 +167,12 @@ impl Kernels {
         let mut functions = Vec::with_capacity(NAMES.len());
         for name in NAMES {
             let (file, module) = module_of(name, &modules).ok_or(KernelError::NoFile { name })?;
-            let function = module.function(name).map_err(|source| {
-                let file = if file.is_empty() { "of the software device" } else { file };
-                KernelError::Missing { name, file, source }
+            let function = module.function(name).map_err(|source| match source.is_not_found() {
+                true => {
+                    let file = if file.is_empty() { "of the software device" } else { file };
+                    KernelError::Missing { name, file, source }
+                }
+                false => KernelError::Driver(source),
             })?;
             function.allow_shared(geometry::shared_bytes_max(name, context.info().shared_bytes_max))?;
             functions.push(function);
