@@ -1,5 +1,5 @@
-//! Gate: the sampler's kernels give the oracle's tokens, statuses and log-probabilities, bit for bit, on random requests
-//! and logits.
+//! Gate: the sampler's kernels give the oracle's tokens, statuses and log-probabilities, bit for bit, on random
+//! requests and logits.
 //!
 //! The seed is new each time and printed; `--seed N` replays it. `--full` samples more than twenty thousand rows. With
 //! `--device cuda:0` it is the oracle of a GPU, too.

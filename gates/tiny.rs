@@ -48,7 +48,8 @@ struct Bounds {
 const GAP_MIN: f64 = 2.0;
 const TOOLS: [&str; 3] = ["tool_call", "tool_answer", "tool_none"];
 /// Folders below models/, and what their trainings reached.
-const SIBLINGS: [(&str, Bounds); 1] = [("tiny-ple", Bounds { all: 90, family: 70, tools: 90 })];
+const SIBLINGS: [(&str, Bounds); 2] =
+    [("tiny-ple", Bounds { all: 90, family: 70, tools: 90 }), ("tiny-moe", Bounds { all: 90, family: 70, tools: 80 })];
 /// Requests at a time: several buckets, and rows that come and go.
 const TOGETHER: usize = 24;
 

@@ -447,8 +447,8 @@ fn a_row_index_of_other_slots_stops_the_engine(gate: &mut Gate, world: &World) {
     }
 }
 
-/// Requests that run and wait when the engine thread panics, with a step in flight: each gets its terminal, the door says
-/// why, and the device is left alone.
+/// Requests that run and wait when the engine thread panics, with a step in flight: each gets its terminal, the door
+/// says why, and the device is left alone.
 fn a_panic_of_the_engine_thread_ends_every_request(gate: &mut Gate, world: &World) {
     let options = PlanOptions { max_running: 2, max_context: Some(128), prefill_chunk: 32, ..PlanOptions::default() };
     label("a panic", true, Switches::default(), 0);

@@ -141,8 +141,8 @@ pub struct ServeFlags {
     /// A prompt chunk of a large model on the software device takes minutes: raise it there.
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds(0.1, 86_400.0))]
     step_timeout: Duration,
-    /// Seconds that loading may go without progress (a tensor placed, a phase ended) before the process exits with code 1,
-    /// 0.1 to 86400.
+    /// Seconds that loading may go without progress (a tensor placed, a phase ended) before the process exits with code
+    /// 1, 0.1 to 86400.
     #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = seconds(0.1, 86_400.0))]
     load_timeout: Duration,
     /// Seconds without a step, with work in flight, after which readiness is 503, 0.1 to 3600.

@@ -46,7 +46,8 @@ pub enum Rejection {
     #[error("min_tokens is {min_tokens}, but at most {max_tokens} tokens are generated")]
     MinTokens { min_tokens: u32, max_tokens: u32 },
     #[error(
-        "each of the {allowed} allowed_token_ids ends the answer, and the first {min_tokens} tokens must not (min_tokens)"
+        "each of the {allowed} allowed_token_ids ends the answer, and the first {min_tokens} tokens must not \
+         (min_tokens)"
     )]
     OnlyEndsAllowed { allowed: usize, min_tokens: u32 },
     #[error("best_of is not served: every choice is sampled on its own, and none is discarded; use n")]
@@ -96,8 +97,8 @@ pub enum Rejection {
     )]
     ContextExceeded { prompt_index: usize, prompt_tokens: usize, max_tokens: u64, context: usize },
     #[error(
-        "prompt {prompt_index} has {bytes} bytes of text, at least {tokens_min} tokens, but the context holds {context} \
-         tokens"
+        "prompt {prompt_index} has {bytes} bytes of text, at least {tokens_min} tokens, but the context holds \
+         {context} tokens"
     )]
     PromptTooLong { prompt_index: usize, bytes: usize, tokens_min: usize, context: usize },
     #[error(
@@ -180,7 +181,9 @@ impl Rejection {
             Refused(_) | Stalled { .. } | Cancelled | Failed(Failure::Engine(_) | Failure::DrainTimeout) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. }) | Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            Failed(Failure::NotANumber { .. } | Failure::PromptNotANumber { .. }) | Panicked => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 

@@ -172,7 +172,7 @@ fn describe() {
     describe_gauge!(KV_PAGES_FREE, "Free KV pages by family");
     describe_counter!(
         REQUESTS_TOTAL,
-        "Sequences by outcome (one per choice of a prompt); a refused request, and one left before it was admitted, counts once"
+        "Sequences by outcome, one per choice of a prompt; a request refused, or left before it is admitted, is one"
     );
     describe_counter!(REQUESTS_ABORTED_TOTAL, "Sequences whose client went away before their end");
     describe_gauge!(DEVICE_INFO, "The device in use, by kind");

@@ -43,9 +43,9 @@ pub enum StartError {
     #[error(transparent)]
     Kernels(#[from] KernelError),
     #[error(
-        "the device has no memory left ({call}), though the plan needs {planned} of the {free} bytes that were free: its \
-         own granules, graphs or another process took the rest; lower --kv-pages, --max-context, --max-running or \
-         --prefill-chunk"
+        "the device has no memory left ({call}), though the plan needs {planned} of the {free} bytes that were free: \
+         its own granules, graphs or another process took the rest; lower --kv-pages, --max-context, --max-running \
+         or --prefill-chunk"
     )]
     OutOfMemory { call: &'static str, planned: u64, free: u64 },
     #[error("while starting: {0}")]

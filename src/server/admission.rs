@@ -111,7 +111,8 @@ fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), R
 }
 
 /// Prompts in ids. Text that cannot fit is refused unread; much text is tokenised on a thread of its own: the reactor's
-/// threads also answer the probes. Such work goes on when its client leaves, so it holds what bounds it, `held`, itself.
+/// threads also answer the probes. Such work goes on when its client leaves, so it holds what bounds it, `held`,
+/// itself.
 async fn tokenise<H: Send + 'static>(
     model: &Arc<ServedModel>,
     prompts: Vec<Prompt>,

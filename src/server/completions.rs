@@ -66,8 +66,8 @@ async fn answer(app: Arc<App>, id: ClientRequestId, request: Request, route: Rou
     }
 }
 
-/// A request that is neither refused nor admitted. hyper drops its handler when its client leaves while the body arrives
-/// or is tokenised: that end is counted and logged, too.
+/// A request that is neither refused nor admitted. hyper drops its handler when its client leaves while the body
+/// arrives or is tokenised: that end is counted and logged, too.
 struct Early {
     id: String,
     over: bool,
@@ -128,8 +128,8 @@ async fn serve(
 }
 
 /// Reads the body within its limits of size and time; one that announces too much is refused unread. A body of which
-/// more than [`SMALL_BODY_BYTES_MAX`] have come takes its share of what large bodies may use together before the rest is
-/// read: so a client that sends little keeps nobody out, and the wait for a share is not the client's slowness.
+/// more than [`SMALL_BODY_BYTES_MAX`] have come takes its share of what large bodies may use together before the rest
+/// is read: so a client that sends little keeps nobody out, and the wait for a share is not the client's slowness.
 async fn read_body(
     app: &App,
     headers: &HeaderMap,
@@ -158,8 +158,8 @@ async fn read_body(
     Ok((bytes.freeze(), share))
 }
 
-/// Reads on until there are more than `enough` bytes, for at most `left` of the `limit` of the whole body; true when the
-/// body is whole.
+/// Reads on until there are more than `enough` bytes, for at most `left` of the `limit` of the whole body; true when
+/// the body is whole.
 async fn read_until(
     body: &mut Limited<Body>,
     bytes: &mut BytesMut,

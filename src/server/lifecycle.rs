@@ -78,8 +78,9 @@ pub async fn run(
     exit
 }
 
-/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`, or that the start has made
-/// no progress within `--load-timeout`: the engine thread is then stuck in a driver call and will not say anything itself.
+/// The engine's end, or the watchdog's word that a step has not ended within `--step-timeout`, or that the start has
+/// made no progress within `--load-timeout`: the engine thread is then stuck in a driver call and will not say anything
+/// itself.
 async fn watched(app: Arc<App>, engine: impl Future<Output = EngineEnd>) -> EngineEnd {
     let (limit, load_limit) = (app.config.step_timeout, app.config.load_timeout);
     let stuck = async {
@@ -176,7 +177,8 @@ impl Lifecycle<'_> {
                 Exit::Failed
             }
             Ok(_) => Exit::Drained,
-            // Every request has its terminal, but the device has not done what it was asked: nobody should read success.
+            // Every request has its terminal, but the device has not done what it was asked: nobody should read
+            // success.
             Err(_) => {
                 tracing::error!("the engine thread did not return within {} s", ENGINE_STOP_WAIT.as_secs());
                 Exit::Failed

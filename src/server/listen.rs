@@ -304,8 +304,8 @@ impl HttpBody for Guarded {
     }
 }
 
-/// A socket whose pending write fails when the peer takes nothing for the time limit. Shared with the connection's task,
-/// which watches it.
+/// A socket whose pending write fails when the peer takes nothing for the time limit. Shared with the connection's
+/// task, which watches it.
 struct TimedIo {
     socket: Arc<TcpStream>,
     limit: Duration,

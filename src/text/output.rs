@@ -64,8 +64,8 @@ impl TextOutput {
     }
 
     /// Takes one token, appends what can be released to `out`; true when a stop string has matched. `silent` ids leave
-    /// no text beside the tokenizer's own special ones (the model's EOS list, say). Within the first `min_tokens` tokens
-    /// no stop string matches; one that ends behind them does.
+    /// no text beside the tokenizer's own special ones (the model's EOS list, say). Within the first `min_tokens`
+    /// tokens no stop string matches; one that ends behind them does.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, silent: bool, out: &mut String) -> bool {
         self.tokens += 1;
         if let Some((begin, end)) = self.thought {

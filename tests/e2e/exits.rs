@@ -1,5 +1,5 @@
-//! The end of a process whose device, driver or log does not let go of it: it ends all the same, with the code that says
-//! why.
+//! The end of a process whose device, driver or log does not let go of it: it ends all the same, with the code that
+//! says why.
 
 use std::fs;
 use std::io::Write;
@@ -76,11 +76,8 @@ fn a_driver_that_fails_is_no_machine_without_a_gpu() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let (source, library) = (folder.path().join("cuda.c"), folder.path().join("libcuda.so.1"));
-        fs::write(
-            &source,
-            format!("int cuInit(unsigned f) {{ return f ? 1 : {init}; }}\nint cuDeviceGetCount(int* n) {{ return *n = 0; }}\n"),
-        )
-        .unwrap();
+        let code_of = format!("int cuInit(unsigned flags) {{ return flags ? 1 : {init}; }}\n");
+        fs::write(&source, code_of + "int cuDeviceGetCount(int* n) { return *n = 0; }\n").unwrap();
         let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
         assert!(built.expect("the compiler that builds the server").success());
         let setup = Setup::bare(&["--host", "127.0.0.1", "--port", "0", "--device", device]).model(&reference("dense"));
