@@ -195,7 +195,7 @@ impl HostCompiler {
             }
             objects.push(object);
         }
-        run_all(commands);
+        run_all(commands, jobs_max());
         objects
     }
 
@@ -249,6 +249,8 @@ fn nvcc() -> Option<PathBuf> {
 fn compile_fatbins(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Vec<PathBuf> {
     let archs = env::var("GEMMA4_GPU_ARCHS").unwrap_or_else(|_| "80,90a,100,120".into());
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|a| !a.is_empty()).collect();
+    // Architectures of a file side by side, since a few files take most of the time; files in what jobs that leaves.
+    let threads = archs.len().clamp(1, jobs_max());
     let jobs: Vec<(Command, PathBuf)> = sources
         .iter()
         .map(|source| {
@@ -259,12 +261,15 @@ fn compile_fatbins(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Vec<PathBuf>
             for arch in &archs {
                 command.arg("-gencode").arg(format!("arch=compute_{arch},code=sm_{arch}"));
             }
+            if threads > 1 {
+                command.arg("--threads").arg(threads.to_string());
+            }
             command.arg(source).arg("-o").arg(&fatbin);
             (command, fatbin)
         })
         .collect();
     let fatbins = jobs.iter().map(|(_, fatbin)| fatbin.clone()).collect();
-    run_all(jobs.into_iter().map(|(command, _)| command).collect());
+    run_all(jobs.into_iter().map(|(command, _)| command).collect(), jobs_max() / threads);
     fatbins
 }
 
@@ -291,12 +296,16 @@ fn is_fresh(object: &Path, command: &Command) -> bool {
     fresh && !dependencies.is_empty()
 }
 
-/// Runs commands with as many at a time as cargo allows.
-fn run_all(commands: Vec<Command>) {
-    let jobs = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1usize).max(1);
+/// Processes at a time that cargo allows.
+fn jobs_max() -> usize {
+    env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1).max(1)
+}
+
+/// Runs commands, so many at a time.
+fn run_all(commands: Vec<Command>, jobs: usize) {
     let queue = std::sync::Mutex::new(commands);
     thread::scope(|scope| {
-        for _ in 0..jobs {
+        for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 loop {
                     let Some(command) = queue.lock().expect("no worker panics holding it").pop() else { break };

@@ -56,7 +56,7 @@ if [ -n "$soft" ]; then
   cp target/kernel-tests/driver-bench/kernel_bench "$out/kernels/"
 else
   # shellcheck disable=SC2046
-  cp $("${make[@]}" "ARCH=${GEMMA4_GPU_ARCHS%%,*}" gpu_files) "$out/kernels/"
+  cp $("${make[@]}" "ARCH=$GEMMA4_GPU_ARCHS" gpu_files) "$out/kernels/"
 fi
 
 cp -r tests/data/reference "$out/tests/data/"

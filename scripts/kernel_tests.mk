@@ -6,7 +6,7 @@
 #   device       csrc/tests/driver_*.cpp: the rules of the driver itself
 #   planted      csrc/tests/planted_overrun.cpp, which a sanitizer must stop (sanitize.sh)
 #   gpu          the folder gpu/: the programs of driver/ with no device in them, the benchmark kernel_bench, and a
-#                fat binary a kernel file for the architecture ARCH; runs where there is a libcuda.so.1 and a glibc,
+#                fat binary a kernel file for the architectures ARCH (with commas); runs where there is a libcuda.so.1 and a glibc,
 #                by gpu/run_tests.sh
 #
 # OUT is the folder of the objects, FLAGS are the compiler flags; a change of FLAGS rebuilds.
@@ -92,6 +92,8 @@ $(OUT)/planted: $(OUT)/bare-o/tests/planted_overrun.o $(OUT)/soft-o/fibre.o
 # The flags are those of build.rs: what is tested is what ships.
 ARCH ?= 90a
 NVCC ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc,nvcc)
+comma := ,
+gencode = $(foreach arch,$(subst $(comma), ,$(ARCH)),-gencode=arch=compute_$(arch),code=sm_$(arch))
 nvcc_flags := $(shell sed -n 's/^const NVCC_FLAGS: [^=]*= \[\(.*\)\];/\1/p' build.rs | tr -d '",')
 fatbins := $(kernels:%=$(OUT)/gpu/%.fatbin) $(words:%=$(OUT)/gpu/%.fatbin)
 
@@ -102,13 +104,17 @@ gpu: $(gpu_all)
 # The same, and their names: the folder may hold those of other days.
 gpu_files: gpu
 	@echo $(gpu_all)
-$(OUT)/gpu/%.fatbin: csrc/kernels/%.cu $(wildcard csrc/kernels/*.cuh csrc/common/*.h csrc/*.h)
+# Rewritten when the architecture or nvcc's flags change, so that every image is made anew.
+$(OUT)/gpu/stamp: always
 	@mkdir -p $(@D)
-	$(NVCC) $(nvcc_flags) -fatbin -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) $< -o $@
-$(OUT)/gpu/%.fatbin: csrc/tests/%.cu csrc/tests/words.h \
+	@echo '$(ARCH) $(nvcc_flags)' | cmp -s - $@ || echo '$(ARCH) $(nvcc_flags)' > $@
+$(OUT)/gpu/%.fatbin: csrc/kernels/%.cu $(OUT)/gpu/stamp $(wildcard csrc/kernels/*.cuh csrc/common/*.h csrc/*.h)
+	@mkdir -p $(@D)
+	$(NVCC) $(nvcc_flags) -fatbin $(gencode) $< -o $@
+$(OUT)/gpu/%.fatbin: csrc/tests/%.cu $(OUT)/gpu/stamp csrc/tests/words.h \
   $(wildcard csrc/tests/*.cuh csrc/kernels/*.cuh csrc/common/*.h csrc/*.h)
 	@mkdir -p $(@D)
-	$(NVCC) $(nvcc_flags) -fatbin -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) $< -o $@
+	$(NVCC) $(nvcc_flags) -fatbin $(gencode) $< -o $@
 $(OUT)/gpu/run_tests.sh: scripts/kernel_tests_gpu.sh
 	@mkdir -p $(@D)
 	install -m 755 $< $@
