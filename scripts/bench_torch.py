@@ -19,15 +19,39 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 import transformers
 from transformers import StaticCache
 from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 
-# hidden, layers, heads, KV heads (sliding, global), intermediate: what differs between the dense models.
-SHAPES = {"12b": (3840, 48, 16, 8, 1, 15360), "31b": (5376, 60, 32, 16, 4, 21504)}
-WINDOW, VOCAB, HEAD_DIM, GLOBAL_HEAD_DIM = 1024, 262144, 256, 512
+
+@dataclass
+class Shape:
+    """What differs between the published models; those of src/model/synthetic.rs."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    global_kv_heads: int | None  # None: as in sliding layers, with a V of their own
+    intermediate: int
+    window: int = 1024
+    every: int = 6  # of `every` layers the last is global
+    shared: int = 0  # layers at the end that read another's K and V
+    per_layer: int = 0  # width of the per-layer embeddings
+    experts: tuple = ()  # number, of which a token goes to, width
+
+
+SHAPES = {
+    "e2b": Shape(1536, 35, 8, 1, None, 6144, 512, 5, shared=20, per_layer=256),
+    "e4b": Shape(2560, 42, 8, 2, None, 10240, 512, shared=18, per_layer=256),
+    "12b": Shape(3840, 48, 16, 8, 1, 15360),
+    "26b-a4b": Shape(2816, 30, 16, 8, 2, 2112, experts=(128, 8, 704)),
+    "31b": Shape(5376, 60, 32, 16, 4, 21504),
+}
+VOCAB, HEAD_DIM, GLOBAL_HEAD_DIM = 262144, 256, 512
 WARM_UP_STEPS = 3
 COPIES = 4
 
@@ -39,11 +63,11 @@ def main():
     config = model_config(args)
     started = time.perf_counter()
     model = build(config, device)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     report = {
         "program": f"torch {torch.__version__}, transformers {transformers.__version__}",
         "model": {"name": f"gemma-4-{args.synthetic}", "layers": config.num_hidden_layers,
-                  "hidden": config.hidden_size, "vocab": config.vocab_size, "weight_bytes": weights},
+                  "hidden": config.hidden_size, "vocab": config.vocab_size,
+                  "weight_bytes": weight_bytes(model, config, 1)},
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "settings": {k: v for k, v in vars(args).items()},
         "start_up_seconds": time.perf_counter() - started,
@@ -55,7 +79,7 @@ def main():
     for mode in args.modes:
         for context in args.contexts:
             for rows in args.rows:
-                point = attempt(model, config, args, mode, rows, context, weights, report, device)
+                point = attempt(model, config, args, mode, rows, context, report, device)
                 report["decode"].append(point)
                 write(args, report)
                 if device.type == "cuda":
@@ -63,6 +87,8 @@ def main():
     if args.ours:
         beside(report, json.load(open(args.ours)))
     failed = [point for point in report["decode"] if "left_out" in point]
+    text = f"{len(report['decode']) - len(failed)} of {len(report['decode'])} configurations of {', '.join(args.modes)}"
+    print(f"numbers: {text}, {report['program']}")
     if failed:
         sys.exit(f"{len(failed)} configurations failed")
 
@@ -89,21 +115,32 @@ def arguments():
 
 
 def model_config(args):
-    hidden, layers, heads, kv_heads, global_kv_heads, intermediate = SHAPES[args.synthetic]
-    kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(layers)]
-    kept = args.synthetic_layers or layers
+    shape = SHAPES[args.synthetic]
+    kept = args.synthetic_layers or shape.layers
+    # The last of the layers with their own K and V, and the last of the tail, in the published proportion.
+    shared = min(kept * shape.shared // shape.layers, max(kept - 2, 0))
+    own, first = shape.layers - shape.shared, kept - shared
+    kinds = ["full_attention" if (i + 1) % shape.every == 0 else "sliding_attention" for i in range(shape.layers)]
+    kinds = kinds[own - first:own] + kinds[shape.layers - shared:]
+    count, top, width = shape.experts or (None, None, None)
     config = Gemma4TextConfig(
-        hidden_size=hidden, num_hidden_layers=kept, layer_types=kinds[layers - kept:], num_attention_heads=heads,
-        num_key_value_heads=kv_heads, num_global_key_value_heads=global_kv_heads, head_dim=HEAD_DIM,
-        global_head_dim=GLOBAL_HEAD_DIM, intermediate_size=intermediate, sliding_window=WINDOW, vocab_size=VOCAB,
-        attention_k_eq_v=True, hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False,
-        final_logit_softcapping=30.0, max_position_embeddings=262144, tie_word_embeddings=True,
+        hidden_size=shape.hidden, num_hidden_layers=kept, layer_types=kinds, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, num_global_key_value_heads=shape.global_kv_heads, head_dim=HEAD_DIM,
+        global_head_dim=GLOBAL_HEAD_DIM, intermediate_size=shape.intermediate, sliding_window=shape.window,
+        vocab_size=VOCAB, attention_k_eq_v=shape.global_kv_heads is not None,
+        hidden_size_per_layer_input=shape.per_layer, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=shared,
+        use_double_wide_mlp=args.synthetic == "e2b", enable_moe_block=bool(shape.experts), num_experts=count,
+        top_k_experts=top, moe_intermediate_size=width, final_logit_softcapping=30.0, max_position_embeddings=262144,
+        tie_word_embeddings=True,
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
     )
     config._attn_implementation = "sdpa"
+    if shape.experts:
+        # One product over all experts: the plain loop over them asks the device where to go, which no capture allows.
+        config._experts_implementation = "grouped_mm"
     return config
 
 
@@ -118,15 +155,33 @@ def build(config, device):
     # The shape is the claim: global layers have one projection for K and V, of their own head dim.
     for index, layer in enumerate(model.model.layers):
         is_global = config.layer_types[index] == "full_attention"
-        assert (layer.self_attn.v_proj is None) == is_global, f"layer {index}: K = V"
+        if index < config.num_hidden_layers - config.num_kv_shared_layers:
+            k_is_v = is_global and config.attention_k_eq_v
+            assert (layer.self_attn.v_proj is None) == k_is_v, f"layer {index}: K = V"
         assert layer.self_attn.head_dim == (GLOBAL_HEAD_DIM if is_global else HEAD_DIM), f"layer {index}: head dim"
     return model
 
 
+def weight_bytes(model, config, rows):
+    """Bytes of weights a step reads: rows of the per-layer table are looked up; of experts as many are read as rows
+    that choose evenly go to."""
+    total = 0
+    for name, p in model.named_parameters():
+        share = 1.0
+        if "embed_tokens_per_layer" in name:
+            share = 0.0
+        elif ".experts." in name:
+            share = 1 - (1 - config.top_k_experts / config.num_experts) ** rows
+        total += share * p.numel() * p.element_size()
+    return round(total)
+
+
 def kv_shape(config, index):
-    hidden = SHAPES[next(name for name, shape in SHAPES.items() if shape[0] == config.hidden_size)]
-    is_global = config.layer_types[index] == "full_attention"
-    return (hidden[4], GLOBAL_HEAD_DIM) if is_global else (hidden[3], HEAD_DIM)
+    """(heads, head dim) of a layer's cache."""
+    shape = next(shape for shape in SHAPES.values() if shape.hidden == config.hidden_size)
+    if config.layer_types[index] == "full_attention":
+        return shape.global_kv_heads or shape.kv_heads, GLOBAL_HEAD_DIM
+    return shape.kv_heads, HEAD_DIM
 
 
 class Clock:
@@ -208,12 +263,13 @@ class Step:
             layer.lazy_initialization(*[states] * len(arguments))
             layer.keys.normal_()
             layer.values.normal_()
-            if mode == "graph" and config.layer_types[index] == "sliding_attention" and context >= WINDOW:
+            is_sliding = config.layer_types[index] == "sliding_attention"
+            if mode == "graph" and is_sliding and context >= config.sliding_window:
                 layer.update = full_window_update(layer)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.keys = torch.arange(length, device=device)
-        self.window = torch.arange(min(WINDOW, length), device=device)
+        self.window = torch.arange(min(config.sliding_window, length), device=device)
         names = inspect.signature(model.forward).parameters
         self.cache_name = "past_key_values" if "past_key_values" in names else "cache"
         self.reset()
@@ -261,17 +317,17 @@ def full_window_update(layer):
     return update
 
 
-def attempt(model, config, args, mode, rows, context, weights, report, device):
+def attempt(model, config, args, mode, rows, context, report, device):
     """One configuration; what fails is named, kept in the JSON and makes the exit code 1, and the next one is tried."""
     try:
-        return decode(model, config, args, mode, rows, context, weights, report, device)
+        return decode(model, config, args, mode, rows, context, report, device)
     except Exception as error:
         print(f"{mode}, context {context}, {rows} rows failed: {error}", flush=True)
         return {"mode": mode, "context": context, "rows": rows, "left_out": f"{type(error).__name__}: {error}"}
 
 
 @torch.inference_mode()
-def decode(model, config, args, mode, rows, context, weights, report, device):
+def decode(model, config, args, mode, rows, context, report, device):
     length = context + WARM_UP_STEPS + args.steps + 1
     started = time.perf_counter()
     step = Step(model, config, mode, rows, context, length, device)
@@ -302,8 +358,11 @@ def decode(model, config, args, mode, rows, context, weights, report, device):
         assert bool(((step.token >= 0) & (step.token < VOCAB)).all())
     keys = context + WARM_UP_STEPS + args.steps // 2 + 1
     kv = [2 * 2 * heads * dim for heads, dim in (kv_shape(config, i) for i in range(config.num_hidden_layers))]
-    seen = [keys if kind == "full_attention" else min(keys, WINDOW) for kind in config.layer_types]
-    counts = {"weights": weights, "kv_read": rows * sum(a * b for a, b in zip(kv, seen)), "kv_written": rows * sum(kv)}
+    seen = [keys if kind == "full_attention" else min(keys, config.sliding_window) for kind in config.layer_types]
+    # Layers of the tail read what others have written.
+    written = kv[:config.num_hidden_layers - config.num_kv_shared_layers]
+    counts = {"weights": weight_bytes(model, config, rows), "kv_read": rows * sum(a * b for a, b in zip(kv, seen)),
+              "kv_written": rows * sum(written)}
     step_ms = spread([statistics.mean(r["step_ms"]) for r in rounds])
     wall = spread([r["wall_seconds"] * 1e3 / args.steps for r in rounds])
     bandwidth = sum(counts.values()) / step_ms["median"] * 1e3
