@@ -176,11 +176,10 @@ fn engine(
     }
     let (handle, door) = door(ROWS_MAX);
     door.ready();
-    Ok((Engine::new(runner, door, switches), handle))
+    Ok((Engine::new(runner, door, switches).with_one_generation(), handle))
 }
 
-/// One engine step, with the records that the skipped sampler would have written for it. Every slot is at its first
-/// generation: an engine serves one point.
+/// One engine step, with the records that the skipped sampler would have written for it.
 fn step(engine: &mut Engine) -> Result<bool, BenchStepError> {
     write_records(engine)?;
     Ok(engine.step()?)

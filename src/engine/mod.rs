@@ -93,6 +93,8 @@ pub struct Engine {
     /// record that comes from another row's slot is told, too. 0 is padding's.
     generations: Vec<u32>,
     last_generation: u32,
+    /// 1, or 0 where the host writes the records ([`Engine::with_one_generation`]).
+    generation_step: u32,
     eos_ids: Vec<u32>,
     switches: Switches,
     in_flight: VecDeque<Flight>,
@@ -135,6 +137,7 @@ impl Engine {
             scheduler: Scheduler::new(geometry.max_running, geometry.chunk_tokens, geometry.kv_shape()),
             generations: vec![0; geometry.max_running],
             last_generation: 0,
+            generation_step: 1,
             eos_ids: runner.forward.config.eos_ids.clone(),
             waiting: HashMap::new(),
             running: (0..geometry.max_running).map(|_| None).collect(),
@@ -159,6 +162,11 @@ impl Engine {
             runner,
             door,
         }
+    }
+
+    /// Every sequence has generation 1: for `bench-step`, which writes the records of steps whose rows it does not know.
+    pub fn with_one_generation(self) -> Self {
+        Engine { generation_step: 0, ..self }
     }
 
     /// Serves until told to stop with nothing in flight, or until something fails. After a failure the device is not
@@ -298,7 +306,7 @@ impl Engine {
             let ticket = self.waiting.remove(&id).expect("an admitted sequence waited");
             ticket.leave_waiting();
             // A wrap takes 2^32 requests: one that runs until then has left no record of its number behind.
-            self.last_generation = self.last_generation.wrapping_add(1).max(1);
+            self.last_generation = self.last_generation.wrapping_add(self.generation_step).max(1);
             self.generations[slot] = self.last_generation;
             let tokens_max = ticket.request.max_tokens;
             let stops = StopFilter::new(&ticket.request, &self.eos_ids);
