@@ -6,8 +6,8 @@
 #   device       csrc/tests/driver_*.cpp: the rules of the driver itself
 #   planted      csrc/tests/planted_overrun.cpp, which a sanitizer must stop (sanitize.sh)
 #   gpu          the folder gpu/: the programs of driver/ with no device in them, the benchmark kernel_bench, and a
-#                fat binary a kernel file for the architectures ARCH (with commas); runs where there is a libcuda.so.1 and a glibc,
-#                by gpu/run_tests.sh
+#                fat binary a kernel file for the architectures ARCH (with commas); runs where there is a
+#                libcuda.so.1 and a glibc, by gpu/run_tests.sh
 #
 # OUT is the folder of the objects, FLAGS are the compiler flags; a change of FLAGS rebuilds.
 OUT ?= target/kernel-tests

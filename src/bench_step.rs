@@ -170,7 +170,7 @@ fn engine(
     if !switches.tail {
         runner.without_tail();
     }
-    runner.warm_up()?;
+    runner.warm_up(|| {})?;
     if !flags.no_graphs {
         runner.capture(|_| {})?;
     }

@@ -105,7 +105,7 @@ pub fn score(
     if options.hidden {
         runner.tap_hidden()?;
     }
-    runner.warm_up()?;
+    runner.warm_up(|| {})?;
     grant_everything(&mut runner)?;
     let mut scores = Scores {
         tokens: ids.len(),

@@ -37,13 +37,15 @@ const SAY_WAIT: Duration = Duration::from_millis(500);
 /// sink that takes nothing (a full pipe) must not keep the process from its exit, nor the engine from its start.
 pub fn say(mut sink: impl Write + Send + 'static, text: String) {
     let (said, is_said) = bounded::<()>(1);
+    let late = text.clone();
     let thread = std::thread::Builder::new().name("say".into()).spawn(move || {
         // A closed sink is no reason for anything.
         let _ = sink.write_all(text.as_bytes()).and_then(|()| sink.flush());
         drop(said);
     });
-    if thread.is_ok() {
-        let _ = is_said.recv_timeout(SAY_WAIT);
+    match thread {
+        Ok(_) => drop(is_said.recv_timeout(SAY_WAIT)),
+        Err(_) => eprint!("{late}"),
     }
 }
 

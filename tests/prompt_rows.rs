@@ -21,7 +21,7 @@ fn runner(device: DeviceKind, name: &str) -> Runner {
     let image = KernelImage::Shipped(device);
     let (mut runner, _) =
         build_runner(&checkpoint, device, image, &options, Duration::ZERO, &mut |_, _| {}).expect("a runner");
-    runner.warm_up().expect("a warm-up");
+    runner.warm_up(|| {}).expect("a warm-up");
     let g = runner.forward.geometry.clone();
     let global = g.global_table_pages.min(g.global_pages) as u32;
     let sliding: Vec<u32> = (0..g.ring_pages as u32).collect();

@@ -203,7 +203,7 @@ fn runner(device: DeviceKind, image: KernelImage, has_tail: bool) -> Runner {
     if !has_tail {
         runner.without_tail();
     }
-    runner.warm_up().expect("a warm-up");
+    runner.warm_up(|| {}).expect("a warm-up");
     runner.capture(|_| {}).expect("a capture");
     runner
 }

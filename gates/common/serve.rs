@@ -43,7 +43,7 @@ impl Serve {
         if !switches.tail {
             runner.without_tail();
         }
-        runner.warm_up().expect("a warm-up");
+        runner.warm_up(|| {}).expect("a warm-up");
         if graphs {
             runner.capture(|_| {}).expect("a capture");
         }

@@ -215,7 +215,7 @@ fn build(checkpoint: &Checkpoint, kind: DeviceKind, settings: &Settings) -> Resu
     };
     let image = KernelImage::Shipped(kind);
     let (mut runner, _) = build_runner(checkpoint, kind, image, &options, default_spin(kind), &mut |_, _| {})?;
-    runner.warm_up()?;
+    runner.warm_up(|| {})?;
     if settings.graphs {
         runner.capture(|_| {})?;
     }

@@ -127,15 +127,15 @@ enum NoGpu {
     Broken(String),
 }
 
-/// `CUDA_ERROR_NO_DEVICE`.
-const NO_DEVICE: c_int = 100;
+/// `CUDA_ERROR_STUB_LIBRARY` and `CUDA_ERROR_NO_DEVICE`: a toolkit's stand-in for a driver, and a driver without a GPU.
+const NOTHING_THERE: [c_int; 2] = [34, 100];
 
 /// Looks for a driver with at least one device, without touching cudarc.
 fn probe_gpu() -> Result<(), NoGpu> {
     let absent = |e: libloading::Error| NoGpu::Absent(e.to_string());
     let failed = |call: &str, code: c_int| {
         let why = format!("{call} returned {code}");
-        if code == NO_DEVICE { NoGpu::Absent(why) } else { NoGpu::Broken(why) }
+        if NOTHING_THERE.contains(&code) { NoGpu::Absent(why) } else { NoGpu::Broken(why) }
     };
     // SAFETY: the CUDA driver library has no initialiser with preconditions.
     let library = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(absent)?;

@@ -164,7 +164,8 @@ impl Engine {
         }
     }
 
-    /// Every sequence has generation 1: for `bench-step`, which writes the records of steps whose rows it does not know.
+    /// Every sequence has generation 1: for `bench-step`, which writes the records of steps whose rows it does not
+    /// know.
     pub fn with_one_generation(self) -> Self {
         Engine { generation_step: 0, ..self }
     }

@@ -137,8 +137,9 @@ impl Runner {
         self.has_tail
     }
 
-    /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises.
-    pub fn warm_up(&mut self) -> Result<(), DriverError> {
+    /// Launches every kernel once outside of capture: lazy loading inside a capture fails or synchronises. `progress`
+    /// hears each pass through the layers.
+    pub fn warm_up(&mut self, mut progress: impl FnMut()) -> Result<(), DriverError> {
         // Rows for which the tiled product is taken, and large tiles of experts.
         let experts = self.forward.config.experts.map_or(0, |of| expert_rows_many(of.count, of.top));
         let rows = self.forward.geometry.chunk_tokens.min(experts.max(129));
@@ -147,10 +148,12 @@ impl Runner {
             let rows = self.tables.padding_prompt(&self.stream, &self.forward.kernels, count)?;
             let mode = Mode::Prompt { slot: 0, start: 0, tokens: count, output: OutputRows::All };
             self.forward.run(&self.stream, rows, mode, None)?;
+            progress();
         }
         for bucket in self.buckets.clone() {
             self.decode_kernels(&self.stream, bucket)?;
             self.sampler_kernels(&self.stream, bucket)?;
+            progress();
         }
         self.stream.fill(self.tables.step.all(), 0)?;
         self.stream.synchronize()

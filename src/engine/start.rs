@@ -184,7 +184,7 @@ fn load(config: &Config, door: &EngineDoor) -> Result<(Runner, ServedModel), Sta
     if !config.tail {
         runner.without_tail();
     }
-    runner.warm_up().map_err(|e| not_placed(&plan, e))?;
+    runner.warm_up(|| door.loading_goes_on()).map_err(|e| not_placed(&plan, e))?;
     phases.done("first launch of every kernel");
     if config.graphs {
         let bar = progress_bar("capturing", "{pos}/{len} buckets");

@@ -120,13 +120,15 @@ async fn tokenise<H: Send + 'static>(
 ) -> Result<(Vec<Vec<u32>>, H), Rejection> {
     let mut work_bytes = 0;
     for (index, prompt) in prompts.iter().enumerate() {
-        let (text, work) = match prompt {
-            Prompt::Text(text) => (text.len(), text.len()),
-            Prompt::Ids(_) => (0, 0),
-            Prompt::Chat(conversation) => (conversation.text_bytes(), conversation.work_bytes()),
+        work_bytes += match prompt {
+            Prompt::Text(text) => {
+                model.check_text_bytes(index, text.len())?;
+                text.len()
+            }
+            Prompt::Ids(_) => 0,
+            // What the template makes of it may be shorter.
+            Prompt::Chat(conversation) => conversation.work_bytes(),
         };
-        model.check_text_bytes(index, text)?;
-        work_bytes += work;
     }
     let model = model.clone();
     off_reactor(work_bytes > TOKENISE_INLINE_BYTES_MAX, move || {

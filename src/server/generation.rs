@@ -147,7 +147,9 @@ impl Choice {
         }
         for (i, &token) in update.tokens.iter().enumerate() {
             delta.token_ids.push(token);
-            if let Some(&logprobs) = update.logprobs.get(i) {
+            if let Some(&logprobs) = update.logprobs.get(i)
+                && !self.output.leaves_out(token)
+            {
                 let text_offset = self.output.offset(&self.model.tokenizer, token);
                 delta.scored.push(ScoredToken { token, text_offset, logprobs: Some(logprobs) });
             }

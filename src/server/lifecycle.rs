@@ -20,6 +20,7 @@ use crate::engine::handle::EngineState;
 use crate::metrics::UPKEEP_INTERVAL;
 use crate::request::{Cancel, Failure};
 use crate::server::{App, listen, routes};
+use crate::trace;
 
 /// How often the watchdog looks.
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(200);
@@ -30,7 +31,7 @@ const FLUSH_WAIT: Duration = Duration::from_secs(1);
 /// How long a server whose engine died still answers: requests under way to it and the next probe read a 503 that says
 /// why, not a reset.
 const LAST_WORDS: Duration = Duration::from_millis(250);
-/// Time for the engine thread to return once nothing is in flight.
+/// Least time for the engine thread to return once nothing is in flight; a step may take `--step-timeout`.
 const ENGINE_STOP_WAIT: Duration = Duration::from_secs(5);
 
 /// How the engine ended.
@@ -88,7 +89,10 @@ async fn watched(app: Arc<App>, engine: impl Future<Output = EngineEnd>) -> Engi
             tokio::time::sleep(WATCHDOG_INTERVAL.min(limit)).await;
             if app.engine.loading_stalled_for().is_some_and(|stalled| stalled >= load_limit) {
                 let seconds = load_limit.as_secs_f64();
-                return EngineEnd::Failed(format!("loading made no progress for {seconds} s (--load-timeout)"));
+                let reason = format!("loading made no progress for {seconds} s (--load-timeout)");
+                // Whatever the log's filter says, as every other reason not to start.
+                trace::say(std::io::stderr(), format!("error: {reason}\n"));
+                return EngineEnd::Failed(reason);
             }
             if app.engine.stalled_for().is_some_and(|stalled| stalled >= limit) {
                 return EngineEnd::Failed(format!("no step ended for {} s (--step-timeout)", limit.as_secs_f64()));
@@ -171,16 +175,17 @@ impl Lifecycle<'_> {
         if second_signal {
             return Exit::Drained;
         }
-        match tokio::time::timeout(ENGINE_STOP_WAIT, &mut self.engine).await {
-            Ok(EngineEnd::Failed(reason)) => {
+        let limit = ENGINE_STOP_WAIT.max(app.config.step_timeout);
+        match self.wait(tokio::time::sleep(limit)).await {
+            Ended::Engine(EngineEnd::Failed(reason)) => {
                 tracing::error!("the engine failed while it stopped: {reason}");
                 Exit::Failed
             }
-            Ok(_) => Exit::Drained,
+            Ended::Engine(_) | Ended::Signal => Exit::Drained,
             // Every request has its terminal, but the device has not done what it was asked: nobody should read
             // success.
-            Err(_) => {
-                tracing::error!("the engine thread did not return within {} s", ENGINE_STOP_WAIT.as_secs());
+            Ended::Done => {
+                tracing::error!("the engine thread did not return within {} s", limit.as_secs_f64());
                 Exit::Failed
             }
         }

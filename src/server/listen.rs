@@ -196,7 +196,7 @@ async fn serve_connection(
         let answer = hyper::service::Service::call(&service, request.map(Body::new) as Request);
         async move {
             let response: Response = answer.await?;
-            Ok::<_, std::convert::Infallible>(response.map(|body| Guarded { body, _busy: busy }))
+            Ok::<_, std::convert::Infallible>(response.map(|body| Guarded { body, busy: Some(busy) }))
         }
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -278,10 +278,23 @@ impl Drop for Busy {
     }
 }
 
-/// A body that keeps its connection busy while it lives.
+/// A body that keeps its connection busy until its last bytes are the kernel's: hyper drops the body itself when it has
+/// taken them, which may be megabytes before.
 struct Guarded {
     body: Body,
-    _busy: Busy,
+    busy: Option<Busy>,
+}
+
+/// The last bytes of a body.
+struct Last {
+    data: bytes::Bytes,
+    _busy: Option<Busy>,
+}
+
+impl AsRef<[u8]> for Last {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
 }
 
 impl HttpBody for Guarded {
@@ -292,7 +305,14 @@ impl HttpBody for Guarded {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<bytes::Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        Poll::Ready(match frame {
+            Some(Ok(frame)) if self.body.is_end_stream() => Some(Ok(match frame.into_data() {
+                Ok(data) => Frame::data(bytes::Bytes::from_owner(Last { data, _busy: self.busy.take() })),
+                Err(trailers) => trailers,
+            })),
+            other => other,
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::Rejection;
 use crate::sampling::SamplingParams;
 use crate::server::messages::Conversation;
+use crate::text::chat_template::{self, Piece};
 use crate::text::{ChatTemplate, Tokenizer};
 
 pub struct ServedModel {
@@ -54,7 +55,9 @@ impl ServedModel {
     /// A conversation in ids, up to where the model is to answer: exactly one BOS in front (B87).
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Rejection> {
         let template = self.chat_template.as_ref().ok_or(Rejection::NoChatTemplate)?;
-        let mut ids = template.encode(&self.tokenizer, &conversation.messages, &conversation.variables)?;
+        let pieces = template.pieces(&conversation.messages, &conversation.variables)?;
+        self.check_text_bytes(0, pieces.iter().map(Piece::text_bytes).sum())?;
+        let mut ids = chat_template::encode(&self.tokenizer, &pieces)?;
         if ids.first() != Some(&self.bos_id) {
             ids.insert(0, self.bos_id);
         }

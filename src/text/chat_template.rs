@@ -116,23 +116,22 @@ impl ChatTemplate {
         messages: &[Message],
         variables: &Variables,
     ) -> Result<Vec<u32>, ChatTemplateError> {
-        let rendered = self.render(messages, variables)?;
-        let mut ids = Vec::new();
-        let mut at = 0;
-        for found in self.control.find_iter(&rendered) {
-            self.encode_text(tokenizer, &rendered[at..found.start()], &mut ids)?;
-            ids.push(self.control_ids[found.pattern().as_usize()]);
-            at = found.end();
-        }
-        self.encode_text(tokenizer, &rendered[at..], &mut ids)?;
-        Ok(ids)
+        encode(tokenizer, &self.pieces(messages, variables)?)
     }
 
-    fn encode_text(&self, tokenizer: &Tokenizer, marked: &str, ids: &mut Vec<u32>) -> Result<(), ChatTemplateError> {
-        if !marked.is_empty() {
-            ids.extend(tokenizer.encode_plain(&unmarked(marked))?);
+    /// What the template makes of a conversation: its control tokens, and the text between them.
+    pub fn pieces(&self, messages: &[Message], variables: &Variables) -> Result<Vec<Piece>, ChatTemplateError> {
+        let rendered = self.render(messages, variables)?;
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        let text = |marked: &str| (!marked.is_empty()).then(|| Piece::Text(unmarked(marked).into_owned()));
+        for found in self.control.find_iter(&rendered) {
+            pieces.extend(text(&rendered[at..found.start()]));
+            pieces.push(Piece::Control(self.control_ids[found.pattern().as_usize()]));
+            at = found.end();
         }
-        Ok(())
+        pieces.extend(text(&rendered[at..]));
+        Ok(pieces)
     }
 
     /// The template's text, the client's stretches marked.
@@ -207,6 +206,35 @@ impl ChatTemplate {
         marked.push_str(&text[start + core.len()..]);
         marked
     }
+}
+
+/// A part of a prompt.
+pub enum Piece {
+    /// A control token of the template's own.
+    Control(u32),
+    /// Text, in which nothing is a control token.
+    Text(String),
+}
+
+impl Piece {
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Piece::Control(_) => 0,
+            Piece::Text(text) => text.len(),
+        }
+    }
+}
+
+/// Prompt ids of the pieces.
+pub fn encode(tokenizer: &Tokenizer, pieces: &[Piece]) -> Result<Vec<u32>, ChatTemplateError> {
+    let mut ids = Vec::new();
+    for piece in pieces {
+        match piece {
+            Piece::Control(id) => ids.push(*id),
+            Piece::Text(text) => ids.extend(tokenizer.encode_plain(text)?),
+        }
+    }
+    Ok(ids)
 }
 
 fn unmarked(text: &str) -> Cow<'_, str> {

@@ -84,6 +84,11 @@ impl TextOutput {
         self.stops.push(&text, out)
     }
 
+    /// Whether `id`, if it is the next token, belongs to a thought that is left out, marks included.
+    pub fn leaves_out(&self, id: u32) -> bool {
+        self.thought.is_some_and(|(begin, _)| id == begin || self.thinks)
+    }
+
     /// Where the text of `id` begins if it is the next token, in characters; inside a character that is not whole yet,
     /// where that begins.
     pub fn offset(&self, tokenizer: &Tokenizer, id: u32) -> usize {

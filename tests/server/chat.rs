@@ -176,6 +176,38 @@ async fn a_thought_is_not_part_of_the_answer() {
 }
 
 #[tokio::test]
+async fn logprobs_of_a_chat_spell_its_content() {
+    let tokens = [ids("the"), vec![100], ids("thought"), vec![101], ids(" cat"), vec![EOS]].concat();
+    let server = scripted(tokens).await;
+    let body = json!({"messages": [says("user", "is")], "logprobs": true});
+    let listed = |choice: &Value| -> String {
+        let list = choice["logprobs"]["content"].as_array().expect("a list");
+        list.iter().map(|token| token["token"].as_str().expect("a name")).collect()
+    };
+    // The last is the EOS, by its spelling.
+    let expected = format!("the cat{}", tokenizer().name(EOS));
+    assert_eq!(listed(&whole(&server, &body).await["choices"][0]), expected);
+    let streamed: String = chunks(&server, &body).await.iter().map(|chunk| listed(&chunk["choices"][0])).collect();
+    assert_eq!(streamed, expected);
+    server.until_quiet().await;
+}
+
+#[tokio::test]
+async fn a_conversation_is_as_long_as_what_the_template_makes_of_it() {
+    // A thought that comes back in a history is cut out before it could be too long.
+    let setup = Setup { max_context: 64, kv_tokens_max: 64, ..Setup::default() };
+    let server = setup.start(|_| vec![EOS]).await;
+    let thought = format!("<|channel>thought\n{}<channel|>the", "is ".repeat(5000));
+    let turns = json!([says("user", "is"), says("assistant", &thought), says("user", "is")]);
+    whole(&server, &json!({"messages": turns, "max_tokens": 1})).await;
+    let turns = json!([says("user", &"is ".repeat(5000))]);
+    let refused = server.client.send("POST", PATH, &[], json!({"messages": turns}).to_string()).await;
+    assert_eq!((refused.status, refused.error_code().as_str()), (400, "context_length_exceeded"));
+    assert!(refused.text().contains(" bytes of text, at least "), "{}", refused.text());
+    server.until_quiet().await;
+}
+
+#[tokio::test]
 async fn what_is_not_served_yet_is_refused_before_the_engine_hears_of_it() {
     let server = scripted(vec![EOS]).await;
     let hi = json!([says("user", "is")]);

@@ -54,6 +54,26 @@ async fn one_connection_is_enough_for_one_client_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_connection_whose_answer_is_being_written_is_not_idle() {
+    let setup = Setup { send_buffer_bytes: Some(4096), ..Setup::flags(&["--max-connections", "1"]) };
+    let server = setup.start(|_| ids("abc")).await;
+    server.engine.send(Command::TokensPerStep(1000));
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let socket = socket.connect(server.address).await.unwrap();
+    let body = json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "logprobs": 0}).to_string();
+    let mut slow = server.client.open_on(socket, "POST", "/v1/completions", &[], body).await;
+    // Somebody wants in while megabytes of the answer are unwritten; it is let in when they are not.
+    let client = server.client;
+    let next = tokio::spawn(async move { client.complete(json!({"prompt": "x"})).await.status });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!next.is_finished());
+    let answer: serde_json::Value = serde_json::from_slice(&slow.whole().await).unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], 90_000);
+    assert_eq!(next.await.unwrap(), 200);
+}
+
+#[tokio::test]
 async fn uploads_that_stand_still_keep_no_large_body_out() {
     let server = server(&["--body-timeout", "3600"]).await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n";

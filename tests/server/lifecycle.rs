@@ -133,7 +133,7 @@ async fn what_outlasts_the_drain_timeout_gets_one_error() {
 
 #[tokio::test]
 async fn a_stuck_engine_does_not_keep_the_drain_from_ending() {
-    let server = server(&["--drain-delay=0", "--drain-timeout=0.1"]).await;
+    let server = server(&["--drain-delay=0", "--drain-timeout=0.1", "--step-timeout=6"]).await;
     let mut stream = begun(&server).await;
     let _stall = server.engine.stall();
     server.signal().await;

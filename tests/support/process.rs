@@ -65,10 +65,22 @@ impl Setup {
         self
     }
 
-    /// Starts it with a stderr that nobody reads, and hands out the child alone.
-    pub fn spawn_unread(mut self, stderr: Stdio) -> Child {
+    /// Starts it with a stderr that nobody reads; its exit code, which must come within the limit.
+    pub fn exit_unread(mut self, stderr: Stdio) -> Option<i32> {
         self.command.stdout(Stdio::null()).stderr(stderr);
-        self.command.spawn().expect("the binary starts")
+        let mut child = self.command.spawn().expect("the binary starts");
+        let started = Instant::now();
+        loop {
+            match child.try_wait().expect("our child") {
+                Some(status) => return status.code(),
+                None if started.elapsed() < LIMIT => std::thread::sleep(POLL),
+                None => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    panic!("it did not end");
+                }
+            }
+        }
     }
 
     pub fn spawn(mut self) -> Process {
