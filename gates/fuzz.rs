@@ -14,7 +14,6 @@ mod mutate;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::{Gate, argument};
 use folder::{CONFIG, Folder, GENERATION, INDEX, SHARDS, TOKENIZER_CONFIG, WEIGHTS};
@@ -40,11 +39,10 @@ const CASES_FULL: u32 = 100_000;
 
 fn main() {
     let mut gate = Gate::start("fuzz");
-    let number = |flag| argument(flag).map(|text| text.parse::<u64>().expect("a number"));
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let seed = number("--seed").unwrap_or_else(clock);
-    let cases = number("--cases").map_or(if gate.full { CASES_FULL } else { CASES }, |n| n as u32);
-    println!("seed {seed}, {cases} mutants a part");
+    let seed = common::seed();
+    let asked = argument("--cases").map(|text| text.parse().expect("--cases: a number"));
+    let cases = asked.unwrap_or(if gate.full { CASES_FULL } else { CASES });
+    println!("{cases} mutants a part");
     let seen = Seen::default();
     for base in [Base::single(), Base::sharded(), Base::experts()] {
         for part in [Part::Config, Part::Neighbours, Part::Headers, Part::Everything] {

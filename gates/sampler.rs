@@ -15,9 +15,8 @@ mod parity;
 mod rig;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::{Gate, argument};
+use common::Gate;
 use parity::Met;
 
 /// (vocabulary, rows, rows a step): blocks that are not full, many rows a step, and the model's own.
@@ -28,9 +27,7 @@ const PARTS_FULL: [(usize, usize, usize); 4] =
 fn main() {
     let mut gate = Gate::start("sampler");
     let device = Gate::device();
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let seed = argument("--seed").map_or_else(clock, |text| text.parse().expect("--seed: a number"));
-    println!("seed {seed}");
+    let seed = common::seed();
     let mut met = Vec::new();
     for (vocab, rows, width) in if gate.full { PARTS_FULL } else { PARTS } {
         // A difference panics with the request and both outcomes; the parts behind it still run.

@@ -104,6 +104,12 @@ fn main() {
     gate.finish();
 }
 
+/// A greedy request that only its length ends.
+fn greedy(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
+    let (stop_token_ids, sampling) = (Vec::new(), Default::default());
+    GenerateRequest { prompt, max_tokens, ignore_eos: true, stop_token_ids, sampling }
+}
+
 fn seed_argument() -> Option<u64> {
     let mut arguments = std::env::args().skip_while(|a| a != "--seed");
     arguments.nth(1).map(|n| n.parse().expect("--seed N"))
@@ -204,13 +210,7 @@ fn verdict(gate: &mut Gate, name: &str, started: Instant, steps: u64, wrong: &[S
 
 /// The oracle's streams are made of nothing but the list, one token at a time.
 fn the_oracle_needs_the_list_alone(gate: &mut Gate, world: &World) {
-    let request = GenerateRequest {
-        prompt: prompt(&mut Random(3), 37),
-        max_tokens: 60,
-        ignore_eos: true,
-        stop_token_ids: Vec::new(),
-        sampling: Default::default(),
-    };
+    let request = greedy(prompt(&mut Random(3), 37), 60);
     let answer = world.oracle.answer(&request);
     let mut list = request.prompt;
     let same = answer.tokens.iter().all(|&token| {
@@ -392,13 +392,7 @@ fn a_torn_slot_upload_stops_the_engine(gate: &mut Gate, world: &World) {
         let switches = Switches { pipeline, ..Switches::default() };
         label("a torn slot", true, switches, 0);
         let mut rig = Rig::new(world, &options, true, switches);
-        let request = |length| GenerateRequest {
-            prompt: prompt(&mut Random(5), length),
-            max_tokens: 20,
-            ignore_eos: true,
-            stop_token_ids: Vec::new(),
-            sampling: Default::default(),
-        };
+        let request = |length| greedy(prompt(&mut Random(5), length), 20);
         rig.submit(request(9));
         rig.rest();
         let before = rig.serve.engine.runner().slots().expect("slots")[0];
@@ -424,15 +418,7 @@ fn a_row_index_of_other_slots_stops_the_engine(gate: &mut Gate, world: &World) {
         let switches = Switches { pipeline, ..Switches::default() };
         label("rows that change places", true, switches, 0);
         let mut rig = Rig::new(world, &options, true, switches);
-        let ids = [9, 11].map(|length| {
-            rig.submit(GenerateRequest {
-                prompt: prompt(&mut Random(length), length as usize),
-                max_tokens: 40,
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-                sampling: Default::default(),
-            })
-        });
+        let ids = [9, 11].map(|length| rig.submit(greedy(prompt(&mut Random(length), length as usize), 40)));
         while ids.iter().any(|&id| rig.count(id) < 3) && rig.step() {}
         rig.serve.engine.runner().set_rows(&[1, 0]).expect("a write");
         let tokens = ids.map(|id| rig.count(id));
@@ -456,13 +442,7 @@ fn a_panic_of_the_engine_thread_ends_every_request(gate: &mut Gate, world: &Worl
     let Serve { engine, handle, .. } = serve;
     // The door never lets a request for no tokens in: its first one has no place in the ring.
     let submit = |max_tokens| {
-        let request = GenerateRequest {
-            prompt: vec![2, 5, 9],
-            max_tokens,
-            ignore_eos: true,
-            stop_token_ids: Vec::new(),
-            sampling: Default::default(),
-        };
+        let request = greedy(vec![2, 5, 9], max_tokens);
         handle.reserve(1).expect("a place").remove(0).submit(request).expect("a stream")
     };
     let mut streams = [40, 0, 40].map(submit);
@@ -491,13 +471,7 @@ fn the_device_counter_wraps_under_way(gate: &mut Gate, world: &World) {
             for row in 0..6 {
                 let prompt = prompt(&mut Random(row), 5 + 7 * row as usize);
                 let max_tokens = 8 + row as u32;
-                rig.submit(GenerateRequest {
-                    prompt,
-                    max_tokens,
-                    ignore_eos: true,
-                    stop_token_ids: Vec::new(),
-                    sampling: Default::default(),
-                });
+                rig.submit(greedy(prompt, max_tokens));
             }
             rig.rest();
             if rig.serve.engine.runner().steps_launched() <= wrap {

@@ -24,10 +24,9 @@ pub const BAD_WORD_TOKENS_MAX: usize = 1024;
 pub const CHOICES_PER_PROMPT_MAX: usize = 128;
 /// Bytes of a client's `X-Request-Id`.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
-/// Prompt text of a request above this many bytes is tokenised off the reactor threads (4 KiB take about 1 ms).
+/// A request whose body has more bytes is parsed, rendered and tokenised off the reactor threads (4 KiB of text take
+/// about 1 ms); so is an echo of more tokens turned into text.
 pub const TOKENISE_INLINE_BYTES_MAX: usize = 4096;
-/// What a message costs to render beside its text, in bytes of text that cost the same.
-pub const MESSAGE_WORK_BYTES: usize = 64;
 /// Tokens with log-probabilities that are named and written on the reactor threads; more are done beside them.
 pub const SCORED_INLINE_MAX: usize = 128;
 /// Largest `--max-waiting`.

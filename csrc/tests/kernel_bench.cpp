@@ -161,6 +161,7 @@ void close_list() {
   std::fflush(json);
   std::fseek(json, -3, SEEK_END);
 }
+
 std::chrono::steady_clock::time_point begun;
 int left_out = 0, cases = 0;
 

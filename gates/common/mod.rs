@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "no gate uses everything of this module")]
 
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use gemma4_serve::device::{DeviceChoice, DeviceKind};
 use gemma4_serve::engine::start::load_device;
@@ -50,6 +51,14 @@ impl Gate {
         let nothing_ran = self.passed + self.failed == 0;
         std::process::exit(i32::from(self.failed > 0 || nothing_ran));
     }
+}
+
+/// The seed of `--seed`, or else a new one; printed, so that it can be given again.
+pub fn seed() -> u64 {
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let seed = argument("--seed").map_or_else(clock, |text| text.parse().expect("--seed: a number"));
+    println!("seed {seed}");
+    seed
 }
 
 /// The word behind a flag of the command line.

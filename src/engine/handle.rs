@@ -408,6 +408,10 @@ impl TokenStream {
         self.ticket.submitted
     }
 
+    pub fn request(&self) -> &GenerateRequest {
+        &self.ticket.request
+    }
+
     /// Waits for more: at least one token or the terminal. After the terminal it must not be called again.
     pub async fn next(&mut self) -> Update {
         loop {

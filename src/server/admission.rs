@@ -24,12 +24,13 @@ pub struct Accepted {
     pub stream: TokenStream,
 }
 
-/// Admits every choice of every prompt, prompt by prompt, or none. `share` is what the body holds of the memory for
-/// large ones; it is given back when the prompts are ids.
+/// Admits every choice of every prompt, prompt by prompt, or none. `long`: the request is too much for a reactor's
+/// thread. `share` is what its body holds of the memory for large ones; it is given back when the prompts are ids.
 pub async fn admit(
     app: &App,
     model: &Arc<ServedModel>,
     request: &mut CompletionRequest,
+    long: bool,
     share: Option<OwnedSemaphorePermit>,
 ) -> Result<Vec<Accepted>, Rejection> {
     check_model(model, request)?;
@@ -40,7 +41,8 @@ pub async fn admit(
         return Err(Rejection::TooManyChoices { prompts, n: choices, limit });
     }
     let places = app.engine.reserve(count)?;
-    let (prompts, (places, share)) = tokenise(model, std::mem::take(&mut request.prompts), (places, share)).await?;
+    let (prompts, (places, share)) =
+        tokenise(model, std::mem::take(&mut request.prompts), long, (places, share)).await?;
     drop(share);
     let mut sampling = request.sampling.over(&model.sampling, salt);
     sampling.logprobs = request.logprobs;
@@ -110,28 +112,16 @@ fn check_model(model: &ServedModel, request: &CompletionRequest) -> Result<(), R
     }
 }
 
-/// Prompts in ids. Text that cannot fit is refused unread; much text is tokenised on a thread of its own: the reactor's
-/// threads also answer the probes. Such work goes on when its client leaves, so it holds what bounds it, `held`,
-/// itself.
+/// Prompts in ids; on a thread of its own where that is long: the reactor's threads also answer the probes. Such work
+/// goes on when its client leaves, so it holds what bounds it, `held`, itself.
 async fn tokenise<H: Send + 'static>(
     model: &Arc<ServedModel>,
     prompts: Vec<Prompt>,
+    long: bool,
     held: H,
 ) -> Result<(Vec<Vec<u32>>, H), Rejection> {
-    let mut work_bytes = 0;
-    for (index, prompt) in prompts.iter().enumerate() {
-        work_bytes += match prompt {
-            Prompt::Text(text) => {
-                model.check_text_bytes(index, text.len())?;
-                text.len()
-            }
-            Prompt::Ids(_) => 0,
-            // What the template makes of it may be shorter.
-            Prompt::Chat(conversation) => conversation.work_bytes(),
-        };
-    }
     let model = model.clone();
-    off_reactor(work_bytes > TOKENISE_INLINE_BYTES_MAX, move || {
+    off_reactor(long, move || {
         let ids = prompts.iter().enumerate().map(|(i, prompt)| match prompt {
             Prompt::Text(text) => model.encode(i, text),
             Prompt::Ids(ids) => model.narrow(i, ids),

@@ -99,11 +99,10 @@ async fn serve(
     let (parts, body) = request.into_parts();
     let (bytes, share) = read_body(&app, &parts.headers, body).await?;
     // The share goes with what the body becomes, on other threads too, until the prompts are ids.
-    let (mut request, share) = off_reactor(bytes.len() > TOKENISE_INLINE_BYTES_MAX, move || {
-        wire::parse(&bytes, route).map(|request| (request, share))
-    })
-    .await?;
-    let accepted = admit(&app, &model, &mut request, share).await?;
+    let long = bytes.len() > TOKENISE_INLINE_BYTES_MAX;
+    let (mut request, share) =
+        off_reactor(long, move || wire::parse(&bytes, route).map(|request| (request, share))).await?;
+    let accepted = admit(&app, &model, &mut request, long, share).await?;
     log_accepted(id, &request, &accepted);
     let choices = Choices::new(&model, accepted, &request, arrived, in_flight);
     early.over = true;

@@ -116,8 +116,7 @@ struct Choice {
     model: Arc<ServedModel>,
     stream: TokenStream,
     output: TextOutput,
-    /// Stop ids of the request, whose text is left out as that of a stop string is.
-    silent_stops: Vec<u32>,
+    keeps_stop: bool,
     arrived: Instant,
     last_token: Option<Instant>,
     /// The engine's failure, kept until the tokens before it are out.
@@ -153,7 +152,9 @@ impl Choice {
                 let text_offset = self.output.offset(&self.model.tokenizer, token);
                 delta.scored.push(ScoredToken { token, text_offset, logprobs: Some(logprobs) });
             }
-            let silent = self.model.is_eos(token) || self.silent_stops.contains(&token);
+            // The text of a stop id is left out as that of a stop string is.
+            let stops = !self.keeps_stop && self.stream.request().stop_token_ids.contains(&token);
+            let silent = self.model.is_eos(token) || stops;
             if self.output.push(&self.model.tokenizer, token, silent, &mut delta.text) {
                 // Tokens the engine made meanwhile are not the answer's: text, ids and usage end at the match.
                 self.stream.stop();
@@ -271,9 +272,6 @@ impl Choices {
     ) -> Self {
         let (choices, min_tokens) = (request.sampling.n.unwrap_or(1), request.sampling.min_tokens);
         let keeps_stop = request.include_stop_str_in_output;
-        // Narrowed and checked at the door.
-        let stops = request.sampling.stop_token_ids.iter().map(|&id| id as u32);
-        let silent_stops: Vec<u32> = if keeps_stop { Vec::new() } else { stops.collect() };
         // The completions route shows what was generated, as it was generated.
         let thought = match request.route {
             Route::Chat => thought_ids(&model.tokenizer),
@@ -298,7 +296,7 @@ impl Choices {
                 opening,
                 only_prompt: request.max_tokens == Some(0),
                 output: TextOutput::new(&request.stop, keeps_stop, min_tokens).behind(chars).without_thoughts(thought),
-                silent_stops: silent_stops.clone(),
+                keeps_stop,
                 arrived,
                 last_token: None,
                 failed: None,

@@ -117,6 +117,8 @@ struct Connection {
     busy: AtomicUsize,
     idle_since: Mutex<Instant>,
     close: Notify,
+    /// A request began.
+    began: Notify,
 }
 
 struct Connections {
@@ -131,6 +133,7 @@ impl Connections {
             busy: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
             close: Notify::new(),
+            began: Notify::new(),
         });
         let id = self.next;
         self.next += 1;
@@ -233,6 +236,10 @@ async fn serve_connection(
 /// body, the next request).
 async fn peer_left(socket: &TcpStream, connection: &Connection) {
     loop {
+        // An idle connection is left alone: hyper reads from it, and looking costs.
+        if connection.busy.load(Ordering::Acquire) == 0 {
+            connection.began.notified().await;
+        }
         tokio::time::sleep(PEER_LOOK).await;
         if connection.busy.load(Ordering::Acquire) == 0 {
             continue;
@@ -267,6 +274,7 @@ struct Busy(Arc<Connection>);
 impl Busy {
     fn new(connection: Arc<Connection>) -> Self {
         connection.busy.fetch_add(1, Ordering::AcqRel);
+        connection.began.notify_one();
         Self(connection)
     }
 }

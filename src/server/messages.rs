@@ -4,7 +4,6 @@
 use serde_json::{Map, Value};
 
 use crate::error::Rejection;
-use crate::limits::MESSAGE_WORK_BYTES;
 use crate::text::chat_template::{Content, Message, RESERVED, Role, Variables};
 
 /// What the chat template is run on.
@@ -12,28 +11,6 @@ use crate::text::chat_template::{Content, Message, RESERVED, Role, Variables};
 pub struct Conversation {
     pub messages: Vec<Message>,
     pub variables: Variables,
-}
-
-impl Conversation {
-    /// Bytes of what is said.
-    pub fn text_bytes(&self) -> usize {
-        let bytes = |message: &Message| match &message.content {
-            Content::Text(text) => text.len(),
-            Content::Parts(parts) => parts.iter().map(String::len).sum(),
-        };
-        self.messages.iter().map(bytes).sum()
-    }
-
-    /// About the work of rendering and tokenising it, in bytes of text: messages and variables cost without any.
-    pub fn work_bytes(&self) -> usize {
-        let parts = |message: &Message| match &message.content {
-            Content::Text(_) => 1,
-            Content::Parts(parts) => 1 + parts.len(),
-        };
-        let parts: usize = self.messages.iter().map(parts).sum();
-        let variables: usize = self.variables.iter().map(|(name, value)| name.len() + value.to_string().len()).sum();
-        self.text_bytes() + MESSAGE_WORK_BYTES * parts + variables
-    }
 }
 
 pub fn read_messages(value: &Value) -> Result<Vec<Message>, Rejection> {
@@ -157,10 +134,6 @@ mod tests {
         let roles: Vec<Role> = messages.iter().map(|m| m.role).collect();
         assert_eq!(roles, [Role::System, Role::Developer, Role::User, Role::Assistant]);
         assert_eq!(messages[1].content, Content::Parts(vec!["a".into(), "".into()]));
-        let conversation = Conversation { messages, variables: Variables::new() };
-        assert_eq!(conversation.text_bytes(), 3);
-        // Four messages, two parts.
-        assert_eq!(conversation.work_bytes(), 3 + 6 * MESSAGE_WORK_BYTES);
     }
 
     #[test]

@@ -42,6 +42,7 @@ impl ServedModel {
 
     /// A text prompt in ids: exactly one BOS in front, whether the text began with it or not (B87, decided on ids).
     pub fn encode(&self, prompt_index: usize, text: &str) -> Result<Vec<u32>, Rejection> {
+        self.check_text_bytes(prompt_index, text.len())?;
         let mut ids = self
             .tokenizer
             .encode(text)
@@ -66,7 +67,7 @@ impl ServedModel {
 
     /// Refuses text that has more tokens than the context holds, whatever they are: tokenising it would cost a hundred
     /// times its bytes.
-    pub fn check_text_bytes(&self, prompt_index: usize, bytes: usize) -> Result<(), Rejection> {
+    fn check_text_bytes(&self, prompt_index: usize, bytes: usize) -> Result<(), Rejection> {
         let tokens_min = self.tokenizer.tokens_at_least(bytes);
         if tokens_min > self.max_context {
             let context = self.max_context;

@@ -306,10 +306,6 @@ impl<'de> Visitor<'de> for Tree<'_> {
         Ok(value.into())
     }
 
-    fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
         while let Some(value) =

@@ -18,6 +18,12 @@ fn bench(flags: &[&str], model: Option<&Path>) -> Ended {
     setup.spawn().exit()
 }
 
+/// A bench of the compiled-in model, with the prefill chunk that it has by default, and its JSON.
+fn with_the_defaults(flags: &[&str], json: &Path) -> Setup {
+    let json = json.to_str().expect("a path in UTF-8");
+    Setup::bare(&[&["bench", "--device", "soft", "--copy-mib", "1", "--json", json], flags].concat())
+}
+
 fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("{field} of {value}"))
 }
@@ -165,9 +171,7 @@ fn rows_whose_pages_do_not_fit_are_left_out_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("bench.json");
     let flags = ["--measure", "decode", "--rows", "1,64", "--contexts", "64,900", "--steps", "2", "--rounds", "1"];
-    let setup = Setup::bare(
-        &[&["bench", "--device", "soft", "--copy-mib", "1", "--json", json.to_str().unwrap()], &flags[..]].concat(),
-    );
+    let setup = with_the_defaults(&flags, &json);
     let ended = setup.soft("MEMORY_BYTES", "100M").spawn().exit();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
@@ -177,8 +181,7 @@ fn rows_whose_pages_do_not_fit_are_left_out_by_name() {
     assert!(ended.stdout.contains("numbers: 3 of 4 decode configurations, 0 prompts"), "{}", ended.stdout);
     // With none left there is nothing to report.
     let flags = ["--measure", "decode", "--rows", "64", "--contexts", "900", "--steps", "2", "--rounds", "1"];
-    let setup = Setup::bare(&[&["bench", "--device", "soft", "--copy-mib", "1"], &flags[..]].concat());
-    let ended = setup.soft("MEMORY_BYTES", "100M").spawn().exit();
+    let ended = with_the_defaults(&flags, &json).soft("MEMORY_BYTES", "100M").spawn().exit();
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{}", ended.stderr);
     assert!(
         ended.stderr.contains("no decode configuration fits: of 64 rows and 900 tokens, it needs"),
@@ -192,9 +195,7 @@ fn a_bench_that_fails_leaves_the_rounds_before() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("bench.json");
     let flags = ["--measure", "decode", "--rows", "1", "--contexts", "8", "--steps", "2", "--rounds", "1000"];
-    let setup = Setup::bare(
-        &[&["bench", "--device", "soft", "--copy-mib", "1", "--json", json.to_str().unwrap()], &flags[..]].concat(),
-    );
+    let setup = with_the_defaults(&flags, &json);
     let ended = setup.soft("FAIL_CALL", "3000").spawn().exit();
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();

@@ -125,12 +125,9 @@ async fn a_client_that_stops_reading_is_cut_off_after_the_write_limit_and_slows_
     let server = setup.start(|_| ids("abc")).await;
     server.engine.send(Command::TokensPerStep(50));
     server.engine.send(Command::Pace(Duration::from_millis(2)));
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let socket = socket.connect(server.address).await.unwrap();
     let mut body = endless(true);
     body["return_token_ids"] = json!(true);
-    let mut slow = raw_post(socket, &body).await;
+    let mut slow = raw_post(server.client.connect_slow().await, &body).await;
     server.until("the slow one runs", || server.engine.running() == 1).await;
     let fast = server.client.complete(json!({"prompt": "x"})).await;
     assert_eq!(fast.status, 200);

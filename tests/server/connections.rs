@@ -58,11 +58,7 @@ async fn a_connection_whose_answer_is_being_written_is_not_idle() {
     let setup = Setup { send_buffer_bytes: Some(4096), ..Setup::flags(&["--max-connections", "1"]) };
     let server = setup.start(|_| ids("abc")).await;
     server.engine.send(Command::TokensPerStep(1000));
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let socket = socket.connect(server.address).await.unwrap();
-    let body = json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "logprobs": 0}).to_string();
-    let mut slow = server.client.open_on(socket, "POST", "/v1/completions", &[], body).await;
+    let mut slow = server.client.open_large().await;
     // Somebody wants in while megabytes of the answer are unwritten; it is let in when they are not.
     let client = server.client;
     let next = tokio::spawn(async move { client.complete(json!({"prompt": "x"})).await.status });

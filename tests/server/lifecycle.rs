@@ -247,11 +247,7 @@ async fn a_drain_lets_an_answer_be_written_to_the_end() {
     let setup = Setup { send_buffer_bytes: Some(4096), ..Setup::flags(&["--drain-delay=0", "--drain-timeout=40"]) };
     let server = setup.start(|_| ids("abc")).await;
     server.engine.send(Command::TokensPerStep(1000));
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let socket = socket.connect(server.address).await.unwrap();
-    let body = json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "logprobs": 0}).to_string();
-    let mut stream = server.client.open_on(socket, "POST", "/v1/completions", &[], body).await;
+    let mut stream = server.client.open_large().await;
     server.until("all is generated", || server.engine.running() == 0).await;
     server.signal().await;
     until_refused(&server).await;

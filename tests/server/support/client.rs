@@ -73,6 +73,19 @@ impl Client {
         TcpStream::connect(self.address).await.expect("connect")
     }
 
+    /// A connection whose client takes a few kilobytes at a time.
+    pub async fn connect_slow(&self) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a receive buffer");
+        socket.connect(self.address).await.expect("connect")
+    }
+
+    /// An answer of more than a megabyte on such a connection, as soon as its head is there.
+    pub async fn open_large(&self) -> Stream {
+        let body = serde_json::json!({"prompt": "x", "max_tokens": 90_000, "ignore_eos": true, "logprobs": 0});
+        self.open_on(self.connect_slow().await, "POST", "/v1/completions", &[], body.to_string()).await
+    }
+
     pub async fn get(&self, path: &str) -> Reply {
         self.send("GET", path, &[], "").await
     }
